@@ -1,0 +1,1 @@
+"""Helpers shared by environments, examples and agents: no Keras, no backend."""
