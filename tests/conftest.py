@@ -25,8 +25,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    # pytest-timeout ends a test by a signal, which Python handles only between two bytecodes: a test stuck inside
-    # a native call would hang for ever. faulthandler's timer is a C thread and needs no Python to run.
+    # pytest-timeout ends a test by a signal, which Python handles only between two bytecodes: a test stuck
+    # in a native call would hang for ever. faulthandler's timer is a C thread and needs no Python to run.
     limit = config.getoption("session_limit")
     if limit is None:
         limit = 1500 if "not slow" in config.getoption("markexpr") else 0
