@@ -1,7 +1,3 @@
-"""Deep reinforcement learning on Keras 3.
-
-Importing this package is cheap on purpose: it loads neither Keras nor a backend, since every worker process
-of a vectorised environment imports it. Agents live in `rl.agents`, vectorised environments in `rl.common`.
-"""
+"""Deep reinforcement learning for Keras 3: agents, replay memories, policies and vector environments."""
 
 __version__ = "0.1.0"

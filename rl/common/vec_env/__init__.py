@@ -1,0 +1,44 @@
+"""Vector environments: N copies of an environment behind one interface.
+
+`SubprocVecEnv` steps them in worker processes, `DummyVecEnv` one after the other in this process; both give the
+same results. `VecEnv` describes the contract.
+"""
+
+from gymnasium.vector import AutoresetMode
+
+from rl.common.vec_env.base import CloudpickleWrapper, VecEnv, successors
+from rl.common.vec_env.errors import (
+    AlreadySteppingError,
+    ClosedEnvironmentError,
+    EnvFailure,
+    EnvFnError,
+    InfoSerializationError,
+    NotSteppingError,
+    ObservationError,
+    RemoteTraceback,
+    ResetNeeded,
+    VecEnvError,
+    WorkerDiedError,
+    WorkerError,
+    WorkerTimeoutError,
+)
+
+__all__ = [
+    "AlreadySteppingError",
+    "AutoresetMode",
+    "ClosedEnvironmentError",
+    "CloudpickleWrapper",
+    "EnvFailure",
+    "EnvFnError",
+    "InfoSerializationError",
+    "NotSteppingError",
+    "ObservationError",
+    "RemoteTraceback",
+    "ResetNeeded",
+    "VecEnv",
+    "VecEnvError",
+    "WorkerDiedError",
+    "WorkerError",
+    "WorkerTimeoutError",
+    "successors",
+]
