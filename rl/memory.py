@@ -1,0 +1,906 @@
+"""Replay memory: transitions of N lanes in one ring of arrays, every frame stored once.
+
+The ring has `limit` rows; rows of all lanes share it in the order of their arrival. A row's id counts up for
+ever, its place is ``id % limit``, so an id below ``next id - limit`` names a row that has been overwritten::
+
+      id         4      5      6      7      8      9
+               +------+------+------+------+------+------+
+      frame    | a0   | b4   | a1   | b5   | a2   | b0'  |   lanes a and b; b's episode ended with row 7
+      previous | -1   |  3   |  4   |  5   |  6   | -1   |   row before it in the same episode, -1: a start
+      successor| 6    |  7   |  8   | x1   | x0   | x2   |   place of s': another row, or a slot of `extra`
+               +------+------+------+------+------+------+
+      action, reward, terminated, truncated: one entry per row
+
+               +------+------+------+
+      extra    | a3   | b6   | b1'  |   successors that are nobody's frame: of each lane's newest row, of the
+               +------+------+------+   last row of an episode (terminated or truncated), of a row cut off
+
+The successor of a row is the frame of the lane's next row, so it is not stored a second time. Where there
+is no next row it lives in `extra`, which grows by need; its slot passes on to the next row when that
+arrives, and is freed when its row is overwritten. The window of a row is found by following `previous`:
+it crosses neither episodes nor lanes, is padded with zeros at true starts of episodes only, and a row
+whose window reaches into overwritten rows is not drawn.
+
+keras-rl's protocol (`append`, `sample`, `get_recent_state`) works on the same ring, as a lane of its own.
+In it the observation after an action arrives with the next `append`: the newest row cannot be drawn yet,
+and the row after a terminal one only supplies the terminal row's successor.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+import warnings
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import keras
+import numpy as np
+
+from rl.common.misc_util import tree_leaves, tree_map
+from rl.util import RandomStream
+
+if TYPE_CHECKING:
+    from rl.driver import Transition
+
+__all__ = [
+    "Batch",
+    "EpisodeParameterMemory",
+    "Experience",
+    "Memory",
+    "RecentFrames",
+    "RingBuffer",
+    "SequentialMemory",
+    "sample_batch_indexes",
+    "zeroed_observation",
+]
+
+_NONE = -1  # `previous` of the first row of an episode
+_LOST = -2  # `previous` of a row whose predecessor was never stored: below every id, as if overwritten
+_UNKNOWN = np.iinfo(np.int64).min  # `successor` of a row that is no complete transition
+_MAX_REDRAWS = 32
+
+
+class Experience(NamedTuple):
+    """One transition as keras-rl hands it out: states are lists of `window_length` observations."""
+
+    state0: list[Any]
+    action: Any
+    reward: float
+    state1: list[Any]
+    terminal1: bool
+
+
+class Batch(NamedTuple):
+    """A batch of transitions as arrays; from `sample_batch` each field has a leading axis k.
+
+    Args:
+        state0: Tree of (B, W, *obs), the environment's dtype: what the agent acted on.
+        action: (B,) int64 or (B, A) float32.
+        reward: (B,) float32.
+        state1: Tree of (B, W, *obs): what followed, at the end of an episode its true last observation.
+        terminal1: (B,) float32, 1 where the episode terminated. A truncated one (time limit) has 0.
+        discount: (B,) float32, gamma^n for a reward summed over n steps.
+        weight: (B,) float32, the weight of the row's loss.
+        index: (B,) int64, the id of the row.
+    """
+
+    state0: Any
+    action: np.ndarray
+    reward: np.ndarray
+    state1: Any
+    terminal1: np.ndarray
+    discount: np.ndarray
+    weight: np.ndarray
+    index: np.ndarray  # type: ignore[assignment]  # hides tuple.index, which nobody calls on a batch
+
+
+def sample_batch_indexes(
+    low: int, high: int, size: int, rng: np.random.Generator | None = None
+) -> np.ndarray:
+    """Draws indexes from low, ..., high - 1: different ones if there are enough, else with repetitions.
+
+    Args:
+        low: Smallest index.
+        high: One above the largest index.
+        size: How many.
+        rng: Generator to use; default: one seeded from NumPy's global generator.
+
+    Returns:
+        (size,) int64.
+
+    Raises:
+        ValueError: If the range is empty.
+    """
+    if high <= low:
+        raise ValueError(f"Cannot draw an index from the empty range low={low}, high={high}.")
+    rng = RandomStream().rng if rng is None else rng
+    if high - low >= size:
+        return low + rng.choice(high - low, size=size, replace=False)
+    warnings.warn(f"Drew {size} indexes out of only {high - low}: some repeat.", stacklevel=2)
+    return rng.integers(low, high, size=size)
+
+
+def zeroed_observation(observation: Any) -> Any:
+    """Returns an observation of zeros with the structure, shape and dtype of the given one."""
+    if isinstance(observation, list):
+        return [zeroed_observation(part) for part in observation]
+    return tree_map(lambda leaf: np.zeros_like(leaf) if hasattr(leaf, "shape") else 0.0, observation)
+
+
+def _count(name: str, value: Any) -> int:
+    try:
+        count = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}.") from None
+    if count < 1:
+        raise ValueError(f"{name} must be at least 1, got {count}.")
+    return count
+
+
+def _frame_dtype(dtype: np.dtype) -> np.dtype:
+    # Networks compute in float32 at most: storing float64 would double the memory and change no result.
+    if dtype.hasobject or dtype.kind not in "biuf":
+        raise ValueError(f"Observations must be arrays of numbers, got dtype {dtype}.")
+    return np.dtype(np.float32) if dtype == np.float64 else dtype
+
+
+def _frames(leaf: Any) -> np.ndarray:
+    leaf = np.asarray(leaf)
+    return np.asarray(leaf, dtype=_frame_dtype(leaf.dtype))
+
+
+def _matching(name: str, rows: Any, count: int, store: np.ndarray) -> np.ndarray:
+    """Returns rows as an array, or raises if they could only be stored by losing shape or value."""
+    rows = np.asarray(rows)
+    if rows.shape != (count, *store.shape[1:]):
+        raise ValueError(
+            f"{name} has shape {rows.shape}, expected {(count, *store.shape[1:])}: {count} lanes of what "
+            "this memory holds. Use a new memory for an environment with other spaces."
+        )
+    if rows.dtype != store.dtype and not np.can_cast(rows.dtype, store.dtype, "same_kind"):
+        raise ValueError(f"{name} has dtype {rows.dtype}, but this memory holds {store.dtype}.")
+    return rows
+
+
+class RecentFrames:
+    """The last frames of each lane's open episode: what a window needs besides the current observation.
+
+    Args:
+        window_length: W, number of frames in a state.
+    """
+
+    def __init__(self, window_length: int) -> None:
+        self.window_length = window_length
+        self.nb_lanes = 0
+        self._recent: Any = None
+
+    def begin(self, nb_lanes: int) -> None:
+        """Forgets all frames and opens `nb_lanes` lanes."""
+        self.nb_lanes = nb_lanes
+        self._recent = None
+
+    def states(self, observation: Any) -> Any:
+        """Returns the states to act on: per lane the last W - 1 frames, zeros before its start, and this one.
+
+        Args:
+            observation: Tree of (N, *obs).
+
+        Returns:
+            Tree of (N, W, *obs); for W = 1 a view of `observation`, else fresh arrays.
+
+        Raises:
+            ValueError: If the number of lanes is not the one given to `begin`.
+        """
+        if self.window_length == 1:
+            return tree_map(lambda leaf: _frames(leaf)[:, None], observation)
+
+        def window(recent: np.ndarray, leaf: Any) -> np.ndarray:
+            leaf = _matching("observation", leaf, self.nb_lanes, recent[:, 0])
+            states = np.empty((len(leaf), self.window_length, *leaf.shape[1:]), recent.dtype)
+            states[:, :-1] = recent
+            states[:, -1] = leaf
+            return states
+
+        return tree_map(window, self._allocated(observation), observation)
+
+    def push(self, observation: Any, keep: np.ndarray, ended: np.ndarray) -> None:
+        """Appends the frames of the lanes in `keep`, then empties the windows of the lanes in `ended`.
+
+        Args:
+            observation: Tree of (N, *obs).
+            keep: (N,) bool.
+            ended: (N,) bool.
+        """
+        if self.window_length == 1:
+            return
+        everywhere, anywhere = keep.all(), ended.any()
+
+        def shift(recent: np.ndarray, leaf: Any) -> None:
+            if everywhere:
+                recent[:, :-1] = recent[:, 1:]
+                recent[:, -1] = leaf
+            else:
+                recent[keep, :-1] = recent[keep, 1:]
+                recent[keep, -1] = np.asarray(leaf)[keep]
+            if anywhere:
+                recent[ended] = 0
+
+        tree_map(shift, self._allocated(observation), observation)
+
+    def _allocated(self, observation: Any) -> Any:
+        if self._recent is None:
+
+            def zeros(leaf: Any) -> np.ndarray:
+                leaf = _frames(leaf)
+                return np.zeros((self.nb_lanes, self.window_length - 1, *leaf.shape[1:]), leaf.dtype)
+
+            self._recent = tree_map(zeros, observation)
+        return self._recent
+
+
+class Memory(RandomStream):
+    """Base of the memories, with keras-rl's interface.
+
+    `append` here only remembers the frames for `get_recent_state`; a subclass stores the transition.
+
+    Args:
+        window_length: W, how many frames make a state.
+        ignore_episode_boundaries: Let windows reach back into earlier episodes.
+    """
+
+    def __init__(self, window_length: int, ignore_episode_boundaries: bool = False) -> None:
+        self.window_length = _count("window_length", window_length)
+        self.ignore_episode_boundaries = bool(ignore_episode_boundaries)
+        self.recent_observations: deque[Any] = deque(maxlen=self.window_length)
+        self.recent_terminals: deque[bool] = deque(maxlen=self.window_length)
+
+    def sample(self, batch_size: int, batch_idxs: Sequence[int] | None = None) -> Any:
+        """Draws `batch_size` entries, or returns those with the given indexes."""
+        raise NotImplementedError(f"{type(self).__name__} does not define sample().")
+
+    def append(
+        self, observation: Any, action: Any, reward: float, terminal: bool, training: bool = True
+    ) -> None:
+        """Adds one step: what the agent saw and did, the reward for it, and whether that ended the episode.
+
+        After a terminal step keras-rl appends once more, with the episode's last observation.
+
+        Args:
+            observation: One observation (without a lane axis).
+            action: The action taken.
+            reward: The reward received for it.
+            terminal: Whether the episode ended with this step.
+            training: False: the step is only remembered for `get_recent_state`, not stored.
+        """
+        # A copy: many environments hand out the same array in every step.
+        self.recent_observations.append(copy.deepcopy(observation))
+        self.recent_terminals.append(bool(terminal))
+
+    def get_recent_state(self, current_observation: Any) -> list[Any]:
+        """Returns the last appended frames of this episode and the current one, zero-padded in front.
+
+        Args:
+            current_observation: One observation (without a lane axis).
+
+        Returns:
+            List of `window_length` observations.
+        """
+        state = [current_observation]
+        for age in range(1, min(self.window_length, len(self.recent_observations) + 1)):
+            # The frame of a terminal step and the one after it belong together; the next begins an episode.
+            before = self.recent_terminals[-age - 1] if age < len(self.recent_terminals) else False
+            if before and not self.ignore_episode_boundaries:
+                break
+            state.append(self.recent_observations[-age])
+        state += [zeroed_observation(current_observation) for _ in range(self.window_length - len(state))]
+        return state[::-1]
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {
+            "window_length": self.window_length,
+            "ignore_episode_boundaries": self.ignore_episode_boundaries,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """Builds an (empty) memory from what `get_config` returned."""
+        return cls(**config)
+
+
+class _FrameStore:
+    """Frames of one observation leaf: the ring, and the successors that are no row's frame."""
+
+    def __init__(self, limit: int, first: np.ndarray) -> None:
+        shape, dtype = first.shape[1:], _frame_dtype(first.dtype)
+        # np.zeros leaves the pages to the operating system until they are written; row `limit` stays zero.
+        self.ring = np.zeros((limit + 1, *shape), dtype)
+        self.extra = np.empty((0, *shape), dtype)
+
+    def grow(self, capacity: int) -> None:
+        extra = np.empty((capacity, *self.extra.shape[1:]), self.extra.dtype)
+        extra[: len(self.extra)] = self.extra
+        self.extra = extra
+
+    def gather(self, rows: np.ndarray, outside: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        """Returns frames (M, W, *obs); those `outside` have their last one in `slots` of `extra`."""
+        frames = self.ring.take(rows, axis=0)
+        if len(outside):
+            frames[outside, -1] = self.extra[slots]
+        return frames
+
+
+class _InOrderOfAge:
+    """Read-only view of a field of a memory: index 0 is its oldest row. Slices work, negative indexes too."""
+
+    def __init__(self, memory: SequentialMemory, store: Any) -> None:
+        self._memory, self._store = memory, store
+
+    def __len__(self) -> int:
+        return self._memory.nb_entries
+
+    def __getitem__(self, index: int | slice) -> Any:
+        memory = self._memory
+        rows = np.asarray(range(memory._oldest, memory._next_id)[index]) % memory.limit
+
+        def select(leaf: Any) -> Any:
+            return (leaf.ring if isinstance(leaf, _FrameStore) else leaf)[rows]
+
+        return tree_map(select, self._store)
+
+
+@keras.saving.register_keras_serializable(package="rl")
+class SequentialMemory(Memory):
+    """Replay memory of the last `limit` transitions over all lanes, drawn uniformly.
+
+    Memory is committed as it fills; a row costs its frame plus about 30 bytes. Frames keep the environment's
+    dtype (uint8 stays uint8), except that float64 is kept as float32. Keras saves the configuration only.
+
+    Args:
+        limit: Number of transitions over all lanes; the oldest are overwritten.
+        window_length: W, how many frames make a state.
+        ignore_episode_boundaries: Let windows reach back into earlier episodes of the lane.
+
+    Raises:
+        TypeError: If `limit` or `window_length` is not an integer.
+        ValueError: If one of them is below 1.
+    """
+
+    _last: np.ndarray
+    _linked: np.ndarray
+    _tail: int
+    _tail_trails: bool
+
+    def __init__(self, limit: int, window_length: int = 1, ignore_episode_boundaries: bool = False) -> None:
+        super().__init__(window_length, ignore_episode_boundaries)
+        self.limit = _count("limit", limit)
+        self._next_id = 0
+        # Index `limit` stands for padding wherever rows are followed or gathered.
+        self._previous = np.full(self.limit + 1, _NONE, np.int64)
+        self._successor = np.full(self.limit + 1, _UNKNOWN, np.int64)  # a row, or ~slot of the extra store
+        self._reward = np.zeros(self.limit, np.float32)
+        self._terminated = np.zeros(self.limit, bool)
+        self._truncated = np.zeros(self.limit, bool)
+        self._action: Any = None  # array, allocated with the first row
+        self._frames: Any = None  # tree of _FrameStore, likewise
+        self._extra_size = 0
+        self._free: list[int] = []
+        self._recent = RecentFrames(self.window_length)
+        self._warned = False
+        self._close_windows(0)
+
+    # -- Lanes
+
+    def begin_lanes(self, nb_lanes: int) -> None:
+        """Opens lanes anew: no window reaches back beyond this call. What is stored stays.
+
+        Args:
+            nb_lanes: N, may differ from the number before.
+
+        Raises:
+            ValueError: If `limit` is smaller: the newest transition of each lane must fit.
+        """
+        nb_lanes = _count("nb_lanes", nb_lanes)
+        if nb_lanes > self.limit:
+            raise ValueError(
+                f"A memory with limit={self.limit} cannot hold one transition of each of {nb_lanes} lanes: "
+                "choose a larger limit."
+            )
+        self._close_windows(nb_lanes)
+
+    def get_recent_states(self, observation: Any) -> Any:
+        """Returns the states to act on: exactly what `sample_batch` later returns as `state0` for this step.
+
+        Args:
+            observation: Tree of (N, *obs).
+
+        Returns:
+            Tree of (N, W, *obs): per lane the last W - 1 stored frames of its open episode and this
+            observation, zeros before the start. For W = 1 a view of `observation`.
+
+        Raises:
+            ValueError: If the number of lanes is not the one that is open.
+        """
+        self._expect_lanes(len(tree_leaves(observation)[0]))
+        return self._recent.states(observation)
+
+    def extend(self, transition: Transition, store: np.ndarray | None = None) -> None:
+        """Stores one transition per lane.
+
+        An episode that ended closes the window of its lane, whether or not the row is stored.
+
+        Args:
+            transition: Of N lanes. Rows with `valid` False are not stored.
+            store: (N,) bool, rows to store; default: all that are valid.
+
+        Raises:
+            ValueError: If the number of lanes is not the one that is open, or shapes or dtypes are not those
+                of the rows before. Nothing is stored then.
+        """
+        valid = transition.valid
+        self._expect_lanes(len(valid))
+        keep = valid if store is None else valid & store
+        ended = transition.terminated | transition.truncated
+        lanes = np.flatnonzero(keep)
+        if len(lanes):
+            self._store_lanes(transition, lanes)
+        self._linked = np.where(valid, keep, self._linked)
+        self._recent.push(transition.observation, keep, ended & (not self.ignore_episode_boundaries))
+        if ended.any():
+            self._linked[ended] = False
+            if not self.ignore_episode_boundaries:
+                self._last[ended] = _NONE
+
+    def _store_lanes(self, transition: Transition, lanes: np.ndarray) -> None:
+        count = len(transition.valid)
+        every = len(lanes) == count
+
+        def chosen(name: str, leaf: Any, target: np.ndarray) -> np.ndarray:
+            leaf = _matching(name, leaf, count, target)
+            return leaf if every else leaf[lanes]
+
+        self._allocate(transition.observation, transition.action)
+        # Everything is checked before anything is written.
+        frames, successors = (
+            tree_map(lambda own, leaf, name=name: chosen(name, leaf, own.ring), self._frames, tree)
+            for name, tree in (
+                ("observation", transition.observation),
+                ("next_observation", transition.next_observation),
+            )
+        )
+        action = chosen("action", transition.action, self._action)
+        reward = chosen("reward", transition.reward, self._reward)
+        terminated = chosen("terminated", transition.terminated, self._terminated)
+        truncated = chosen("truncated", transition.truncated, self._truncated)
+
+        last = self._last[lanes]
+        ids, rows = self._insert(last, frames, action, reward, terminated, truncated)
+        linked = self._linked[lanes] & (last >= self._oldest)
+        before = last[linked] % self.limit
+        # The row before needs its slot no longer, now that its successor is a row: that takes it over.
+        slots = np.empty(len(lanes), np.int64)
+        slots[linked] = ~self._successor[before]
+        slots[~linked] = self._take_slots(len(lanes) - len(before))
+        self._successor[before] = rows[linked]
+        self._successor[rows] = ~slots
+        tree_map(lambda own, leaf: own.extra.__setitem__(slots, leaf), self._frames, successors)
+        self._last[lanes] = ids
+
+    # -- Sampling
+
+    def sample_batch(
+        self, batch_size: int, k: int = 1, gamma: float = 0.99, rng: np.random.Generator | None = None
+    ) -> Batch:
+        """Draws k batches at once, each row independently and uniformly from all rows that can be drawn.
+
+        Args:
+            batch_size: B, rows per batch.
+            k: Number of batches.
+            gamma: Discount per step.
+            rng: Generator to use instead of the memory's own.
+
+        Returns:
+            A `Batch` whose fields have leading axes (k, B).
+
+        Raises:
+            ValueError: If the memory is empty, or no row can be drawn.
+        """
+        if batch_size < 1 or k < 1:
+            raise ValueError(f"batch_size and k must be at least 1, got batch_size={batch_size}, k={k}.")
+        ids, rows = self._draw(batch_size * k, self.rng if rng is None else rng)
+        self._warn_if_fewer(batch_size)
+        return self._gather(ids, rows, (k, batch_size), gamma)
+
+    def sample(self, batch_size: int, batch_idxs: Sequence[int] | None = None) -> list[Experience]:
+        """Draws transitions as keras-rl does.
+
+        Args:
+            batch_size: How many.
+            batch_idxs: Their indexes in order of age: index i has `observations[i]` as the last frame of
+                `state0`. An entry that is no complete transition (it would start from a finished episode, or
+                has no successor yet, or its window is overwritten) is replaced by a random one.
+
+        Returns:
+            List of `Experience`.
+
+        Raises:
+            ValueError: If the memory is empty, no row can be drawn, or the indexes do not fit.
+        """
+        ids = None
+        if batch_idxs is not None:
+            ids = self._oldest + np.asarray(batch_idxs, np.int64)
+            if ids.shape != (batch_size,) or (ids < self._oldest).any() or (ids >= self._next_id).any():
+                raise ValueError(
+                    f"Expected {batch_size} batch_idxs from 0 to {self.nb_entries - 1}, got {batch_idxs}."
+                )
+        batch = self._gather(*self._draw(batch_size, self.rng, ids), (batch_size,), 1.0)
+        if batch_idxs is None:
+            self._warn_if_fewer(batch_size)
+
+        def state(states: Any, row: int) -> list[Any]:
+            columns = range(self.window_length)
+            return [tree_map(operator.itemgetter((row, column)), states) for column in columns]
+
+        return [
+            Experience(
+                state(batch.state0, row),
+                batch.action[row],
+                float(batch.reward[row]),
+                state(batch.state1, row),
+                bool(batch.terminal1[row]),
+            )
+            for row in range(batch_size)
+        ]
+
+    def _warn_if_fewer(self, batch_size: int) -> None:
+        if self.nb_entries < batch_size and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"The memory holds {self.nb_entries} transitions, fewer than a batch of {batch_size}: rows "
+                "repeat. Raise nb_steps_warmup to avoid it.",
+                stacklevel=3,
+            )
+
+    def _draw(
+        self, count: int, rng: np.random.Generator, ids: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Draws rows uniformly among the fit ones, by rejection; given `ids` are kept where they are fit.
+
+        Returns:
+            Their ids (M,) and the places (M, W) of their windows.
+        """
+        oldest, end = self._oldest, self._next_id
+        if end == 0:
+            raise ValueError("The memory is empty: store transitions before sampling.")
+        if ids is None:
+            ids = rng.integers(oldest, end, size=count)
+        rows, fit = self._window(ids)
+        bad = np.flatnonzero(~fit)
+        for attempt in range(_MAX_REDRAWS + 1):
+            if not len(bad):
+                break
+            if attempt < _MAX_REDRAWS:
+                ids[bad] = rng.integers(oldest, end, size=len(bad))
+            else:  # almost every row is unfit: choose among those that are left
+                ids[bad] = rng.choice(self._fit_ids(), size=len(bad))
+            rows[bad], fit = self._window(ids[bad])
+            bad = bad[~fit]
+        return ids, rows
+
+    def _fit_ids(self) -> np.ndarray:
+        ids = np.arange(self._oldest, self._next_id)
+        ids = ids[self._window(ids)[1]]
+        if not len(ids):
+            raise ValueError(
+                f"None of the {self.nb_entries} stored rows can be drawn: each lacks its successor or, since "
+                f"the memory is full, a frame of its window. With window_length={self.window_length} and "
+                f"{max(1, self._recent.nb_lanes)} lanes, limit={self.limit} is too small."
+            )
+        return ids
+
+    def _window(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the places (M, W) of the windows that end with `ids` (padding: `limit`), and the fit ones."""
+        oldest = self._oldest
+        rows = np.empty((len(ids), self.window_length), np.int64)
+        rows[:, -1] = row = ids % self.limit
+        fit = self._successor[row] != _UNKNOWN
+        for column in range(self.window_length - 2, -1, -1):
+            before = self._previous[row]
+            gone = before < oldest
+            fit &= ~gone | (before == _NONE)
+            rows[:, column] = row = np.where(gone, self.limit, before % self.limit)
+        return rows, fit
+
+    def _gather(self, ids: np.ndarray, rows0: np.ndarray, shape: tuple[int, ...], gamma: float) -> Batch:
+        row = rows0[:, -1]
+        successor = self._successor[row]
+        outside = np.flatnonzero(successor < 0)
+        slots = ~successor[outside]
+        successor[outside] = self.limit
+        rows1 = np.concatenate((rows0[:, 1:], successor[:, None]), axis=1)
+        nothing = outside[:0]
+
+        def states(rows: np.ndarray, outside: np.ndarray) -> Any:
+            def one(own: _FrameStore) -> np.ndarray:
+                frames = own.gather(rows, outside, slots)
+                return frames.reshape(shape + frames.shape[1:])
+
+            return tree_map(one, self._frames)
+
+        action = self._action[row]
+        return Batch(
+            state0=states(rows0, nothing),
+            action=action.reshape(shape + action.shape[1:]),
+            reward=self._reward[row].reshape(shape),
+            state1=states(rows1, outside),
+            terminal1=self._terminated[row].astype(np.float32).reshape(shape),
+            discount=np.full(shape, gamma, np.float32),
+            weight=np.ones(shape, np.float32),
+            index=ids.reshape(shape),
+        )
+
+    # -- keras-rl's protocol
+
+    def append(
+        self, observation: Any, action: Any, reward: float, terminal: bool, training: bool = True
+    ) -> None:
+        """Adds one step in keras-rl's protocol: see `Memory.append`.
+
+        The row gets its successor from the next `append`, so the newest one is not drawn yet. The row after a
+        terminal one holds the episode's last observation and is never drawn itself. These rows are apart from
+        the lanes of `extend`.
+
+        Args:
+            observation: One observation (without a lane axis); a list of arrays is read as a tuple.
+            action: The action taken.
+            reward: The reward received for it.
+            terminal: Whether the episode terminated with this step.
+            training: False: the step is only remembered for `get_recent_state`, not stored.
+
+        Raises:
+            ValueError: If shapes or dtypes are not those of the rows before.
+        """
+        row = None
+        if training:
+            if isinstance(observation, list) and any(isinstance(part, np.ndarray) for part in observation):
+                observation = tuple(observation)
+            frames = tree_map(lambda leaf: np.asarray(leaf)[None], observation)
+            actions = np.asarray(action)[None]
+            self._allocate(frames, actions)
+            frames = tree_map(
+                lambda own, leaf: _matching("observation", leaf, 1, own.ring), self._frames, frames
+            )
+            actions = _matching("action", actions, 1, self._action)
+            ids, rows = self._insert(
+                np.array([self._tail]), frames, actions, np.array([reward], np.float32), bool(terminal), False
+            )
+            if self._tail >= self._oldest and not self._tail_trails:
+                self._successor[self._tail % self.limit] = rows[0]
+            row = int(ids[0])
+        trails = bool(self.recent_terminals) and self.recent_terminals[-1]
+        super().append(observation, action, reward, terminal, training)
+        self._tail_trails = trails
+        if trails and not self.ignore_episode_boundaries:
+            self._tail = _NONE
+        else:
+            self._tail = _LOST if row is None else row
+
+    @property
+    def observations(self) -> _InOrderOfAge:
+        """Frames in order of age."""
+        return _InOrderOfAge(self, self._frames)
+
+    @property
+    def actions(self) -> _InOrderOfAge:
+        """Actions in order of age."""
+        return _InOrderOfAge(self, self._action)
+
+    @property
+    def rewards(self) -> _InOrderOfAge:
+        """Rewards in order of age."""
+        return _InOrderOfAge(self, self._reward)
+
+    @property
+    def terminals(self) -> _InOrderOfAge:
+        """Whether the episode terminated with the row, in order of age."""
+        return _InOrderOfAge(self, self._terminated)
+
+    @property
+    def truncations(self) -> _InOrderOfAge:
+        """Whether the episode was cut off with the row, in order of age."""
+        return _InOrderOfAge(self, self._truncated)
+
+    @property
+    def nb_entries(self) -> int:
+        """Number of rows stored, at most `limit`."""
+        return min(self._next_id, self.limit)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated; the operating system commits them only as the rows are written."""
+        arrays: list[np.ndarray] = [
+            self._previous,
+            self._successor,
+            self._reward,
+            self._terminated,
+            self._truncated,
+        ]
+        if self._frames is not None:
+            arrays.append(self._action)
+            for own in tree_leaves(self._frames):
+                arrays += [own.ring, own.extra]
+        return sum(array.nbytes for array in arrays)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {"limit": self.limit, **super().get_config()}
+
+    # -- Storage
+
+    @property
+    def _oldest(self) -> int:
+        return max(0, self._next_id - self.limit)
+
+    def _expect_lanes(self, nb_lanes: int) -> None:
+        if nb_lanes != self._recent.nb_lanes:
+            if self._recent.nb_lanes:
+                raise ValueError(
+                    f"Got {nb_lanes} lanes while {self._recent.nb_lanes} are open: "
+                    f"call begin_lanes({nb_lanes}) first."
+                )
+            self.begin_lanes(nb_lanes)
+
+    def _close_windows(self, nb_lanes: int) -> None:
+        # Per lane the newest stored row of its episode, and whether the next observation is its successor.
+        self._last = np.full(nb_lanes, _NONE, np.int64)
+        self._linked = np.zeros(nb_lanes, bool)
+        self._recent.begin(nb_lanes)
+        # Of `append`: its newest row, and whether that row only supplied the successor of a terminal one.
+        self._tail = _NONE
+        self._tail_trails = False
+        self.recent_observations.clear()
+        self.recent_terminals.clear()
+
+    def _allocate(self, observation: Any, action: Any) -> None:
+        if self._frames is not None:
+            return
+        action = np.asarray(action)
+        try:
+            frames = tree_map(lambda leaf: _FrameStore(self.limit, np.asarray(leaf)), observation)
+            dtype = np.float32 if action.dtype.kind == "f" else np.int64
+            self._action = np.zeros((self.limit, *action.shape[1:]), dtype)
+        except MemoryError:
+            row = sum(np.asarray(leaf)[0].nbytes for leaf in tree_leaves(observation))
+            raise MemoryError(
+                f"{self.limit} frames of {row} bytes need {self.limit * row / 1e9:.1f} GB: lower the limit."
+            ) from None
+        self._frames = frames
+
+    def _insert(
+        self, previous: Any, frames: Any, action: Any, reward: Any, terminated: Any, truncated: Any
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Writes rows without successors over the oldest ones, and returns their ids and places."""
+        ids = np.arange(self._next_id, self._next_id + len(previous))
+        rows = ids % self.limit
+        self._next_id += len(previous)
+        if self._next_id > self.limit:
+            old = self._successor[rows]
+            self._free += (~old[(old < 0) & (old != _UNKNOWN)]).tolist()
+        self._previous[rows] = previous
+        self._successor[rows] = _UNKNOWN
+        tree_map(lambda own, leaf: own.ring.__setitem__(rows, leaf), self._frames, frames)
+        self._action[rows] = action
+        self._reward[rows] = reward
+        self._terminated[rows] = terminated
+        self._truncated[rows] = truncated
+        return ids, rows
+
+    def _take_slots(self, count: int) -> list[int]:
+        if count == 0:
+            return []
+        if len(self._free) < count:
+            # At most `limit` rows need a slot at a time, so doubling stops there.
+            size = min(self.limit, max(2 * self._extra_size, self._extra_size + count, 16))
+            self._free += range(size - 1, self._extra_size - 1, -1)  # the lowest, and so few pages, first
+            self._extra_size = size
+            for own in tree_leaves(self._frames):
+                own.grow(size)
+        slots = self._free[-count:]
+        del self._free[-count:]
+        return slots
+
+
+class RingBuffer:
+    """List of the last `maxlen` items; index 0 is the oldest. Unlike a deque it finds any item at once.
+
+    Args:
+        maxlen: Largest number of items.
+    """
+
+    def __init__(self, maxlen: int) -> None:
+        self.maxlen = _count("maxlen", maxlen)
+        self.data: list[Any] = []
+        self.start = 0
+
+    @property
+    def length(self) -> int:
+        """Number of items."""
+        return len(self.data)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        if not 0 <= index < len(self.data):
+            raise KeyError(f"Index {index} is outside of 0, ..., {len(self.data) - 1}.")
+        return self.data[(self.start + index) % self.maxlen]
+
+    def append(self, item: Any) -> None:
+        """Adds an item, over the oldest one if the buffer is full."""
+        if len(self.data) < self.maxlen:
+            self.data.append(item)
+        else:
+            self.data[self.start] = item
+            self.start = (self.start + 1) % self.maxlen
+
+
+@keras.saving.register_keras_serializable(package="rl")
+class EpisodeParameterMemory(Memory):
+    """Memory of CEM: the parameters of the last `limit` episodes and the total reward of each.
+
+    Args:
+        limit: Number of episodes.
+        window_length: W, how many frames make a state.
+        ignore_episode_boundaries: Let windows reach back into earlier episodes.
+    """
+
+    def __init__(self, limit: int, window_length: int = 1, ignore_episode_boundaries: bool = False) -> None:
+        super().__init__(window_length, ignore_episode_boundaries)
+        self.limit = _count("limit", limit)
+        self.params = RingBuffer(self.limit)
+        self.total_rewards = RingBuffer(self.limit)
+        self.intermediate_rewards: list[float] = []
+
+    def append(
+        self, observation: Any, action: Any, reward: float, terminal: bool, training: bool = True
+    ) -> None:
+        """Adds one step; its reward counts for the episode that is running if `training`."""
+        super().append(observation, action, reward, terminal, training)
+        if training:
+            self.intermediate_rewards.append(reward)
+
+    def finalize_episode(self, params: Any) -> None:
+        """Files the running episode's sum of rewards under the parameters that were used in it."""
+        self.total_rewards.append(sum(self.intermediate_rewards))
+        self.params.append(params)
+        self.intermediate_rewards = []
+
+    def sample(
+        self, batch_size: int, batch_idxs: Sequence[int] | None = None
+    ) -> tuple[list[Any], list[float]]:
+        """Draws episodes.
+
+        Args:
+            batch_size: How many.
+            batch_idxs: Their indexes, oldest 0; default: random, without repetitions where there are enough.
+
+        Returns:
+            The lists of their parameters and of their total rewards.
+
+        Raises:
+            ValueError: If no episode is stored.
+        """
+        if batch_idxs is None:
+            batch_idxs = [int(i) for i in sample_batch_indexes(0, self.nb_entries, batch_size, self.rng)]
+        return [self.params[i] for i in batch_idxs], [self.total_rewards[i] for i in batch_idxs]
+
+    @property
+    def nb_entries(self) -> int:
+        """Number of finished episodes stored."""
+        return len(self.total_rewards)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {"limit": self.limit, **super().get_config()}
