@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--env", default="ALE/Pong-v5", metavar="ID")
     parser.add_argument("--nb-steps", type=int, default=1_750_000, help="agent steps, of four frames each")
     parser.add_argument("--nb-steps-warmup", type=int, default=50_000, help="steps before the first update")
-    parser.add_argument("--num-env", type=int, default=1, help="games played at once, one process each")
+    parser.add_argument("--num-env", type=int, default=1, help="games played at once, in worker processes")
     parser.add_argument("--limit", type=int, default=1_000_000, help="frames kept; a million take about 7 GB")
     parser.add_argument("--nb-test-episodes", type=int, default=10)
     parser.add_argument("--nb-max-test-steps", type=int, default=None, help="cut test episodes there")

@@ -28,18 +28,19 @@ def main() -> None:
 
     keras.utils.set_random_seed(args.seed)
     env = gymnasium.make("CartPole-v1")
+    nb_actions = int(env.action_space.n)  # Gymnasium counts in NumPy's integers, which Keras layers refuse
     model = keras.Sequential(
         [
             keras.Input((1, *env.observation_space.shape)),  # the leading 1 is the memory's window_length
             keras.layers.Flatten(),
             keras.layers.Dense(64, activation="relu"),
             keras.layers.Dense(64, activation="relu"),
-            keras.layers.Dense(env.action_space.n),
+            keras.layers.Dense(nb_actions),
         ]
     )
     dqn = DQNAgent(
         model=model,
-        nb_actions=env.action_space.n,
+        nb_actions=nb_actions,
         memory=SequentialMemory(limit=50_000, window_length=1),
         policy=BoltzmannQPolicy(),
         nb_steps_warmup=1_000,

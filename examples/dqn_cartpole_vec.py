@@ -1,4 +1,4 @@
-"""DQN on several CartPoles at once, each in a process of its own.
+"""DQN on several CartPoles at once, in worker processes.
 
 The same script serves one environment or many; `nb_steps` counts the steps of all of them together.
 
@@ -19,7 +19,7 @@ from rl.policy import EpsGreedyQPolicy
 def main() -> None:
     parser = argparse.ArgumentParser(description="DQN on several CartPoles at once")
     parser.add_argument("--nb-steps", type=int, default=100_000, help="env steps, summed over the envs")
-    parser.add_argument("--num-env", type=int, default=8, help="environments, one process each")
+    parser.add_argument("--num-env", type=int, default=8, help="environments that step together")
     parser.add_argument("--nb-test-episodes", type=int, default=10)
     parser.add_argument("--seed", type=int, default=123)
     args = parser.parse_args()
