@@ -72,7 +72,7 @@ class RandomStream:
             raise ValueError(f"Expected a snapshot taken with get_random_state(), got {state!r}.")
         bit_generator = getattr(np.random, state["bit_generator"])(0)
         bit_generator.state = state
-        self._rng = np.random.Generator(bit_generator)
+        self.rng = np.random.Generator(bit_generator)
 
     def get_state(self) -> dict[str, Any]:
         """Returns what `get_config` leaves out: the random stream and what subclasses have counted so far."""
