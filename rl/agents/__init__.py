@@ -1,0 +1,5 @@
+"""The agents."""
+
+from rl.agents.dqn import DQNAgent
+
+__all__ = ["DQNAgent"]

@@ -1,0 +1,434 @@
+"""What the algorithms share: `ReplayAgent` owns the schedule, the targets and the compiled functions."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from rl import backend
+from rl.common.misc_util import tree_leaves, tree_map
+from rl.core import Agent
+from rl.memory import Batch, RecentFrames
+from rl.networks import check_fit, feed
+from rl.ops import polyak, weights_of
+
+
+class ReplayAgent(Agent):
+    """An agent that learns from a replay memory: off-policy, on any number of lanes.
+
+    A subclass sets `self.model`, its policy network, and implements `targets`, `loss_fn` (or `train_step`) and
+    `explore`. All intervals are env steps summed over lanes and over the agent's life, so that the number of lanes
+    changes neither the replay ratio nor any schedule.
+
+    Args:
+        nb_actions: Number of discrete actions, or of action components.
+        memory: A `SequentialMemory`.
+        gamma: Discount factor, in [0, 1].
+        batch_size: Transitions per gradient step.
+        nb_steps_warmup: Env steps before the first gradient step.
+        train_interval: Env steps per gradient step. One step of 8 lanes is 8 env steps: 8 gradient steps at 1.
+        memory_interval: Each lane stores every this many of its steps, so one in this many is stored in all.
+        target_model_update: At least 1: the targets are copied every this many env steps. Below 1: they move by this
+            factor after each gradient step, `target <- (1 - tau) target + tau source`.
+        delta_range: Deprecated, keras-rl's old `(-x, x)`: use `delta_clip=x`.
+        delta_clip: Where Huber's loss turns linear: the bound of the TD error's gradient. Default: never.
+        custom_model_objects: Names to classes, for copies of networks with layers that are not registered with Keras.
+        processor: A `Processor`.
+        **kwargs: Passed to `Agent`.
+
+    Raises:
+        ValueError: An argument is out of range; the message names it.
+    """
+
+    logged: tuple[str, ...] = ()  # names of what `loss_fn` logs beside the loss
+
+    def __init__(
+        self,
+        nb_actions: int,
+        memory: Any,
+        gamma: float = 0.99,
+        batch_size: int = 32,
+        nb_steps_warmup: int = 1000,
+        train_interval: int = 1,
+        memory_interval: int = 1,
+        target_model_update: float = 10000,
+        delta_range: tuple[float, float] | None = None,
+        delta_clip: float = np.inf,
+        custom_model_objects: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ):
+        if delta_range is not None:
+            warnings.warn(f"delta_range is deprecated; use delta_clip={delta_range[1]}", DeprecationWarning, 3)
+            delta_clip = delta_range[1]
+        _require("gamma", gamma, 0 <= gamma <= 1, "in [0, 1]")
+        _require("target_model_update", target_model_update, target_model_update > 0, "positive")
+        _require("delta_clip", delta_clip, delta_clip > 0, "positive")
+        _require("nb_steps_warmup", nb_steps_warmup, nb_steps_warmup >= 0, "at least 0")
+        counts = {
+            "batch_size": batch_size,
+            "train_interval": train_interval,
+            "memory_interval": memory_interval,
+        }
+        for name, value in {"nb_actions": nb_actions, **counts}.items():
+            _require(name, value, int(value) == value and value >= 1, "a whole number of at least 1")
+        if not hasattr(memory, "sample_batch"):
+            raise ValueError(f"memory must be a rl.memory.SequentialMemory, got {memory!r}")
+        super().__init__(**kwargs)
+        self.nb_actions = int(nb_actions)
+        self.memory = memory
+        self.gamma = float(gamma)
+        self.batch_size = int(batch_size)
+        self.nb_steps_warmup = int(nb_steps_warmup)
+        self.train_interval = int(train_interval)
+        self.memory_interval = int(memory_interval)
+        self.target_model_update = target_model_update
+        self.delta_clip = float(delta_clip)
+        self.custom_model_objects = dict(custom_model_objects or {})
+        self._compiled_metrics: Any = ()
+        self._nb_lanes = 0
+        self._lane_steps: Any = None
+        self._functions: Any = None
+        self._ahead: tuple[Any, Any] = (None, None)  # observations, and what the network says about them
+
+    # ---- what an algorithm implements -------------------------------------------------------------------------
+
+    def targets(self) -> list[tuple[Any, Any]]:
+        """The pairs `(target network, source network)`."""
+        raise NotImplementedError(f"{type(self).__name__} must implement targets()")
+
+    def loss_fn(self, batch: Batch) -> tuple[Any, Any, Any, dict[str, Any]]:
+        """The loss of a batch of tensors.
+
+        Returns:
+            `(loss, target, prediction, logs)`: a float32 scalar; what user metrics compare, each `(B,)`; one scalar
+            per name in `logged`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must implement loss_fn(batch)")
+
+    def explore(self, outputs: np.ndarray) -> np.ndarray:
+        """Chooses actions from the policy network's outputs, `(N, ...)`."""
+        raise NotImplementedError(f"{type(self).__name__} must implement explore(outputs)")
+
+    def call(self, states: Any, training: bool = False) -> Any:
+        """The policy network's output for states `(B, W, *obs)`, in float32."""
+        return ops.cast(self.model(feed(self.model, states), training=training), "float32")
+
+    def train_step(self, batch: Batch) -> dict[str, Any]:
+        """One gradient step on `loss_fn`, and the soft target update; compiled."""
+
+        def loss_fn() -> tuple[Any, tuple]:
+            loss, target, prediction, logs = self.loss_fn(batch)
+            for penalty in self.model.losses:  # the layers' regularisers
+                loss += ops.cast(penalty, "float32")
+            return loss, (target, prediction, logs)
+
+        loss, (target, prediction, logs) = backend.minimize(loss_fn, self.model.trainable_variables, self.optimizer)
+        for metric in self._compiled_metrics:
+            metric.update_state(target, prediction)
+        if self.target_model_update < 1:
+            polyak(*weights_of(self.targets()), tau=self.target_model_update)
+        return {"loss": loss, **logs}
+
+    # ---- set-up -------------------------------------------------------------------------------------------------
+
+    def compile(
+        self,
+        optimizer: Any = "adam",
+        metrics: list[Any] | None = None,
+        jit_compile: bool = True,
+        steps_per_execution: int = 1,
+        run_eagerly: bool = False,
+    ) -> None:
+        """Configures the agent for training.
+
+        Args:
+            optimizer: A Keras optimizer or its name. Under `mixed_float16` it is wrapped in a `LossScaleOptimizer`.
+            metrics: Keras metrics, their names or functions; they compare the TD target with the prediction Q(s, a).
+            jit_compile: Compile with XLA, on CPUs too, where it is several times faster. A layer that XLA refuses
+                makes it fall back to a plain graph with one warning.
+            steps_per_execution: Collect this many gradient steps before taking them, in one compiled call.
+            run_eagerly: Compile nothing, for debugging.
+        """
+        _require("steps_per_execution", steps_per_execution, steps_per_execution >= 1, "at least 1")
+        resolved = [_metric(m) for m in metrics or []]
+        with backend.device_scope(self.model.variables):
+            super().compile(
+                optimizer=keras.optimizers.get(optimizer),
+                jit_compile=bool(jit_compile) and not run_eagerly,
+                run_eagerly=run_eagerly,
+                steps_per_execution=steps_per_execution,
+            )
+            self.optimizer.build(self.model.trainable_variables)
+            for metric in resolved:
+                metric.update_state(np.zeros(1, "float32"), np.zeros(1, "float32"))  # some build on first use
+                metric.reset_state()
+        # Held in an object that Keras does not look into: once a model was called, it refuses new state.
+        self._compiled_metrics = _Untracked(resolved)
+        self._functions = None
+
+    @property
+    def metrics_names(self) -> list[str]:
+        """`loss`, the metrics given to `compile`, what the algorithm logs, the policy's and the processor's."""
+        names = ["loss", *[m.name for m in self._compiled_metrics], *self.logged]
+        for source in (getattr(self, "policy", None), self.processor):
+            names += list(source.metrics_names) if source is not None else []
+        return names
+
+    def prepare(self, driver: Any, observation: Any) -> None:
+        """Checks that env, network and memory fit, and makes the compiled functions; see `Agent.prepare`."""
+        self.check_spaces(driver.observation_space, driver.action_space)
+        states = tree_map(lambda x: x[:, None], observation)
+        if self.processor is not None:
+            states = self.processor.process_state_batch(states)
+        check_fit(
+            self.model,
+            tree_map(lambda x: np.asarray(x)[:, 0], states),
+            self.memory.window_length,
+            self.nb_actions,
+            type(self).__name__,
+        )
+        self._make_functions()
+
+    def check_spaces(self, observation_space: Any, action_space: Any) -> None:
+        """Raises `ValueError` where the algorithm cannot work with an env's spaces."""
+
+    def open_lanes(self, nb_lanes: int) -> None:
+        """Closes all open windows, and sizes the compiled loop for `nb_lanes`."""
+        if self.training:
+            self._ahead = (None, None)
+            self.memory.begin_lanes(nb_lanes)
+            self.run_state.windows = self.memory
+            self._lane_steps = np.zeros(nb_lanes, np.int64)
+        else:  # the frames of a test never touch the training's
+            self.run_state.windows = RecentFrames(self.memory.window_length)
+            self.run_state.windows.begin(nb_lanes)
+
+    def random_streams(self) -> list[Any]:
+        """Exploration, test policy and memory; see `Agent.random_streams`."""
+        candidates = (getattr(self, "policy", None), getattr(self, "test_policy", None), self.memory)
+        return [c for c in candidates if hasattr(c, "get_random_state")]
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments, the network and helpers serialised."""
+        names = "gamma batch_size nb_steps_warmup train_interval memory_interval target_model_update".split()
+        return {
+            "name": self.name,
+            "model": keras.saving.serialize_keras_object(self.model),
+            "memory": keras.saving.serialize_keras_object(self.memory),  # its settings, not its contents
+            "processor": None if self.processor is None else keras.saving.serialize_keras_object(self.processor),
+            "nb_actions": self.nb_actions,
+            "delta_clip": self.delta_clip,
+            **{name: getattr(self, name) for name in names},
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> ReplayAgent:
+        """The agent that `get_config` described, with fresh weights and an empty memory."""
+        return cls(**{name: _restored(value, custom_objects) for name, value in config.items()})
+
+    def get_compile_config(self) -> dict[str, Any]:
+        """What `compile` was given, for `keras.saving`."""
+        optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+        return {
+            "optimizer": keras.saving.serialize_keras_object(optimizer),
+            "metrics": [keras.saving.serialize_keras_object(m) for m in self._compiled_metrics],
+            "jit_compile": self.jit_compile,
+            "steps_per_execution": self.steps_per_execution,
+        }
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compiles a loaded agent as it was; see `get_compile_config`."""
+        metrics = [_restored(m) for m in config["metrics"]]
+        self.compile(**(config | {"optimizer": _restored(config["optimizer"]), "metrics": metrics}))
+
+    def _make_functions(self) -> None:
+        if self._functions is None:
+            state = [*self.variables, *self.optimizer.variables]
+            options = {"jit_compile": self.jit_compile, "run_eagerly": self.run_eagerly}
+            self._functions = _Untracked(
+                [
+                    backend.compile_function(self.call, state, **options),
+                    backend.compile_function(self._train, state, **options),
+                    backend.compile_function(lambda: polyak(*weights_of(self.targets()), tau=1), state, **options),
+                ]
+            )
+
+    # ---- acting -------------------------------------------------------------------------------------------------
+
+    def act(self, observation: Any) -> np.ndarray:
+        """Looks up the lanes' windows, evaluates the policy network once, explores; see `Agent.act`."""
+        known, outputs = self._ahead
+        if known is None or known is not observation or not self.training:
+            outputs = self.evaluate(self._states(observation))
+        return self.explore(outputs)
+
+    def _states(self, observation: Any) -> Any:
+        windows = self.run_state.windows
+        return windows.get_recent_states(observation) if windows is self.memory else windows.states(observation)
+
+    def evaluate(self, states: Any) -> np.ndarray:
+        """The policy network's outputs, `(B, ...)` float32, for states `(B, W, *obs)`, compiled."""
+        if self.processor is not None:
+            states = self.processor.process_state_batch(states)
+        self._make_functions()
+        return self._functions[0](states)
+
+    def forward(self, observation: Any) -> Any:
+        """Chooses an action for one observation; with `backward` it drives the agent by hand, without `fit`."""
+        action = self.explore(self.evaluate(self._window(observation)))[0]
+        self.recent_observation, self.recent_action = observation, action
+        return action
+
+    def backward(self, reward: float, terminal: bool = False) -> list[float]:
+        """Stores what followed the last `forward`, counts the step, and learns where an update is due.
+
+        Args:
+            reward: The reward of the action that `forward` chose.
+            terminal: Whether the episode terminated. Call `forward` and `backward(0., False)` once more on the last
+                observation, as `fit` of keras-rl did, so that it is stored.
+
+        Returns:
+            One value per `metrics_names`, NaN without an update.
+        """
+        state = self.run_state
+        if self.step % self.memory_interval == 0:
+            self.memory.append(self.recent_observation, self.recent_action, reward, terminal, training=self.training)
+        metrics = None
+        if self.training:
+            state.step += 1
+            if self.memory.nb_entries > 1:  # the newest row lacks its successor still
+                metrics = self._learn(state.step - 1, 1, self._window(self.recent_observation))
+        return [float("nan")] * len(self.metrics_names) if metrics is None else [float(m) for m in metrics]
+
+    def _window(self, observation: Any) -> Any:
+        window = self.memory.get_recent_state(observation)
+        return tree_map(lambda *frames: np.stack([np.asarray(f) for f in frames])[None], *window)
+
+    # ---- learning -----------------------------------------------------------------------------------------------
+
+    def observe(self, transition: Any) -> np.ndarray | None:
+        """Stores the rows and takes the gradient steps that are due; see `Agent.observe`."""
+        state = self.run_state
+        if not state.training:
+            ended = transition.terminated | transition.truncated
+            if self.memory.ignore_episode_boundaries:
+                ended = np.zeros_like(ended)
+            state.windows.push(transition.observation, transition.valid, ended)
+            return None
+        store = None
+        if self.memory_interval > 1:
+            store = self._lane_steps % self.memory_interval == 0
+            self._lane_steps += transition.valid
+        self.memory.extend(transition, store)
+        nb_steps = int(np.count_nonzero(transition.valid))
+        metrics = self._learn(state.step - nb_steps, len(transition.valid), self._states(transition.next_observation))
+        if metrics is not None:
+            # Where no episode ended the driver hands out this very object as the next observation.
+            self._ahead = (transition.next_observation, self._ahead[1])
+        return metrics
+
+    def _learn(self, before: int, nb_lanes: int, next_states: Any) -> np.ndarray | None:
+        """Takes the gradient steps owed for the env steps after `before`, and the hard target copies among them."""
+        state = self.run_state
+        self._ahead = (None, None)
+        if self.memory.nb_entries == 0:
+            return None
+        first = max(before, self.nb_steps_warmup)
+        state.owed += max(0, state.step // self.train_interval - first // self.train_interval)
+        # A constant upper bound, so that a varying number of updates owed never compiles anew.
+        kmax = max(self.steps_per_execution, -(-nb_lanes // self.train_interval))
+        sums: list[np.ndarray] = []
+        nb_updates = 0
+        while state.owed >= self.steps_per_execution:
+            k = min(state.owed, kmax)
+            sums.append(k * self._update(k, kmax, next_states))
+            nb_updates += k
+            state.owed -= k
+        interval = self.target_model_update
+        if interval >= 1 and state.step // interval > before // interval:
+            self._functions[2]()
+        if not sums:
+            return None
+        means = sums[0] / nb_updates if len(sums) == 1 else np.sum(sums, axis=0) / nb_updates
+        extra: list[float] = []
+        for source in (getattr(self, "policy", None), self.processor):
+            extra += list(source.metrics) if source is not None else []
+        return np.concatenate([means, extra]) if extra else means
+
+    def _update(self, k: int, kmax: int, next_states: Any) -> np.ndarray:
+        """Takes k gradient steps in one compiled call, which looks ahead to the next action, too."""
+        batch = self.memory.sample_batch(self.batch_size, k=k, gamma=self.gamma)
+        if self.processor is not None:
+            batch = batch._replace(state0=self._process(batch.state0), state1=self._process(batch.state1))
+            next_states = self.processor.process_state_batch(next_states)
+        fields = tuple(batch)[:-1]  # the index stays here
+        if k < kmax:
+            fields = tree_map(lambda x: np.concatenate([x, np.zeros((kmax - k, *x.shape[1:]), x.dtype)]), fields)
+        self._make_functions()
+        metrics, outputs = self._functions[1](fields, np.int32(k), next_states)
+        self.run_state.nb_updates += k
+        if not np.isfinite(metrics[0]):
+            raise FloatingPointError(
+                f"The loss is {metrics[0]} at env step {self.step} (gradient step {self.run_state.nb_updates}). The "
+                "weights are the last good ones. Usual causes: rewards or observations that are huge or NaN, a "
+                "learning rate that is too high (try delta_clip=1., a smaller learning_rate, optimizer clipnorm)"
+            )
+        self._ahead = (None, outputs)
+        return metrics
+
+    def _process(self, states: Any) -> Any:
+        flat = tree_map(lambda x: x.reshape(-1, *x.shape[2:]), states)
+        k = tree_leaves(states)[0].shape[0]
+        return tree_map(lambda x: np.asarray(x).reshape(k, -1, *x.shape[1:]), self.processor.process_state_batch(flat))
+
+    def _train(self, fields: tuple, n: Any, next_states: Any) -> tuple[Any, Any]:
+        """Compiled: n gradient steps on batches with a leading axis k, then the network's outputs for the next states.
+
+        Returns:
+            `(metrics, outputs)`: the means over the n steps, and what `call` gives with the new weights.
+        """
+        for metric in self._compiled_metrics:
+            metric.reset_state()
+        names = ("loss", *self.logged)
+
+        def step(i: Any, sums: Any) -> Any:
+            batch = Batch(*tree_map(lambda x: ops.take(x, i, axis=0), fields), None)
+            logs = self.train_step(batch)
+            return sums + ops.stack([ops.cast(logs[name], "float32") for name in names])
+
+        k = tree_leaves(fields)[0].shape[0]
+        means = backend.repeat(n, k, step, ops.zeros(len(names))) / ops.cast(n, "float32")
+        results = [ops.cast(m.result(), "float32") for m in self._compiled_metrics]
+        metrics = ops.concatenate([means[:1], ops.stack(results), means[1:]]) if results else means
+        return metrics, self.call(next_states)
+
+
+def _restored(value: Any, custom_objects: dict[str, Any] | None = None) -> Any:
+    if isinstance(value, dict) and "class_name" in value:
+        return keras.saving.deserialize_keras_object(value, custom_objects=custom_objects)
+    return value
+
+
+class _Untracked(tuple):
+    """A tuple that Keras' attribute tracking leaves alone."""
+
+
+def _metric(metric: Any) -> Any:
+    resolved = keras.metrics.get(metric)
+    if isinstance(resolved, type):
+        resolved = resolved()
+    if isinstance(resolved, keras.metrics.Metric):
+        if isinstance(metric, str):
+            resolved.name = metric
+        return resolved
+    name = metric if isinstance(metric, str) else getattr(metric, "__name__", type(metric).__name__)
+    return keras.metrics.MeanMetricWrapper(resolved, name=name)
+
+
+def _require(name: str, value: Any, ok: bool, expected: str) -> None:
+    if not ok:
+        raise ValueError(f"{name} must be {expected}, got {value!r}")

@@ -1,0 +1,235 @@
+"""TensorFlow behind the seam: compiled functions, one gradient step, a run-time counted loop."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from rl.common.misc_util import tree_map
+
+# Leaves up to this size travel together in one int32 buffer: a tensor of its own costs 5-50 us whatever is in it.
+_PACK_BYTES = 16384
+# What is packed, and the type it travels as: 4 bytes wide, or 8 where the upper half of an integer would be lost.
+_CARRIER = {
+    "f2": "f4",
+    "f4": "f4",
+    "f8": "f4",
+    "i4": "i4",
+    "i2": "i4",
+    "i1": "i4",
+    "u2": "i4",
+    "u1": "i4",
+    "b1": "i4",
+}
+_CARRIER |= {"i8": "i8", "u8": "u8", "u4": "u4"}
+_XLA_ERRORS = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, tf.errors.InternalError)
+
+
+def set_threads(intra_op: int = 1, inter_op: int = 1) -> None:
+    """Sets TensorFlow's thread pools; small networks run fastest with one thread each.
+
+    Args:
+        intra_op: Threads that may share one operation (a matrix product, a convolution).
+        inter_op: Operations that may run at the same time.
+
+    Raises:
+        RuntimeError: TensorFlow has already been used in this process; call this first.
+    """
+    try:
+        tf.config.threading.set_intra_op_parallelism_threads(intra_op)
+        tf.config.threading.set_inter_op_parallelism_threads(inter_op)
+    except RuntimeError as error:
+        raise RuntimeError(
+            "set_threads() was called after TensorFlow's first operation; call it before building a model, "
+            f"or set TF_NUM_INTRAOP_THREADS={intra_op} in the environment"
+        ) from error
+
+
+def device_scope(variables: Iterable[Any]) -> contextlib.AbstractContextManager:
+    """Returns a scope for the device of the first variable; a null context where that is the default device."""
+    device = next((_device_of(v) for v in variables), "")
+    default = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
+    if not device or device.upper().endswith(f"DEVICE:{default}:0"):
+        return contextlib.nullcontext()
+    return tf.device(device)
+
+
+def _device_of(variable: Any) -> str:
+    value = getattr(variable, "value", variable)
+    return getattr(value, "device", "") or ""
+
+
+def to_numpy(tree: Any) -> Any:
+    """Converts every tensor of a tree to a NumPy array."""
+    return tree_map(lambda x: x.numpy() if hasattr(x, "numpy") else np.asarray(x), tree)
+
+
+class _Plan:
+    """How the leaves of one input signature travel: which are packed, where, and the function traced for them."""
+
+    def __init__(self, function: Callable, args: tuple, leaves: Sequence[np.ndarray], jit_compile: bool):
+        packed, self.separate, offset = [], [], 0
+        for i, leaf in enumerate(leaves):
+            carrier = _CARRIER.get(leaf.dtype.str[1:])
+            if carrier and leaf.nbytes <= _PACK_BYTES:
+                words = leaf.size * (np.dtype(carrier).itemsize // 4)
+                packed.append((i, slice(offset, offset + words), carrier, leaf.shape, leaf.dtype))
+                offset += words
+            else:
+                self.separate.append(i)
+        self.buffer = np.zeros(offset, np.int32)
+        self.views = [(i, self.buffer[at].view(carrier).reshape(shape)) for i, at, carrier, shape, _ in packed]
+
+        def unpacked(buffer: tf.Tensor, *separate: tf.Tensor) -> Any:
+            tensors: list[Any] = [None] * len(leaves)
+            for i, tensor in zip(self.separate, separate, strict=True):
+                tensors[i] = tensor
+            for i, at, carrier, shape, dtype in packed:
+                piece = buffer[at]
+                if carrier != "i4":
+                    pair = tf.reshape(piece, (-1, 2)) if carrier in ("i8", "u8") else piece
+                    piece = tf.bitcast(pair, np.dtype(carrier))
+                if dtype != np.dtype(carrier) and dtype != np.float64:
+                    piece = tf.cast(piece, dtype)
+                tensors[i] = tf.reshape(piece, shape)
+            return function(*tf.nest.pack_sequence_as(args, tensors))
+
+        signature = [tf.TensorSpec(self.buffer.shape, tf.int32)]
+        signature += [tf.TensorSpec(leaves[i].shape, tf.as_dtype(leaves[i].dtype)) for i in self.separate]
+        self.concrete = tf.function(unpacked, jit_compile=jit_compile, autograph=False).get_concrete_function(
+            *signature
+        )
+
+    def __call__(self, leaves: Sequence[np.ndarray]) -> Any:
+        for i, view in self.views:
+            view[...] = leaves[i]
+        return self.concrete(tf.constant(self.buffer), *[tf.constant(leaves[i]) for i in self.separate])
+
+
+class CompiledFunction:
+    """A function on NumPy trees, traced once per input signature; see `compile_function`."""
+
+    def __init__(self, function: Callable, state: Iterable[Any], jit_compile: bool, run_eagerly: bool):
+        self._function = function
+        self._state = list(state)
+        self._jit_compile = jit_compile
+        self._run_eagerly = run_eagerly
+        self._plans: dict[tuple, _Plan] = {}
+        scope = device_scope(self._state)
+        self._device = None if isinstance(scope, contextlib.nullcontext) else _device_of(self._state[0])
+
+    @property
+    def nb_traces(self) -> int:
+        """Number of input signatures traced so far."""
+        return len(self._plans)
+
+    def __call__(self, *args: Any) -> Any:
+        """Runs the function on trees of NumPy arrays and returns trees of them."""
+        if self._device is not None:  # entering a device scope costs microseconds: only where it is not the default
+            with tf.device(self._device):
+                return self._call(args)
+        return self._call(args)
+
+    def _call(self, args: tuple) -> Any:
+        leaves = [x if isinstance(x, np.ndarray) else np.asarray(x) for x in tf.nest.flatten(args)]
+        if self._run_eagerly:
+            tensors = [tf.constant(x.astype(np.float32) if x.dtype == np.float64 else x) for x in leaves]
+            return to_numpy(self._function(*tf.nest.pack_sequence_as(args, tensors)))
+        signature = tuple([(x.shape, x.dtype.num) for x in leaves])
+        plan = self._plans.get(signature)
+        if plan is not None:
+            return to_numpy(plan(leaves))
+        return self._first_call(signature, args, leaves)
+
+    def _first_call(self, signature: tuple, args: tuple, leaves: list[np.ndarray]) -> Any:
+        plan = _Plan(self._function, args, leaves, self._jit_compile)
+        try:
+            result = to_numpy(plan(leaves))
+        except _XLA_ERRORS as refusal:
+            if not self._jit_compile:
+                raise
+            # XLA refuses a graph before it runs any of it, so nothing was updated and a plain graph may try again.
+            plan = _Plan(self._function, args, leaves, False)
+            result = to_numpy(plan(leaves))
+            self._jit_compile = False
+            warnings.warn(
+                "XLA cannot compile this network, so it runs as a plain TensorFlow graph, which is slower "
+                f"(compile(jit_compile=False) says so from the start): {str(refusal).splitlines()[0]}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self._plans[signature] = plan
+        return result
+
+
+def compile_function(
+    function: Callable, state: Iterable[Any], jit_compile: bool = True, run_eagerly: bool = False
+) -> CompiledFunction:
+    """Compiles a function of tensors into one of NumPy trees.
+
+    Args:
+        function: Takes trees of tensors, returns a tree of tensors; may assign to the variables in ``state``.
+        state: The variables that the function reads or updates. The call runs on their device.
+        jit_compile: Compile with XLA. Where XLA refuses the graph, one warning, then a plain graph.
+        run_eagerly: Do not compile at all: for debugging.
+
+    Returns:
+        A callable. Each new combination of input shapes and dtypes is traced once. float64 arrives as float32.
+    """
+    return CompiledFunction(function, state, jit_compile, run_eagerly)
+
+
+def minimize(loss_fn: Callable, variables: Sequence[Any], optimizer: Any) -> tuple[tf.Tensor, Any]:
+    """Takes one gradient step, unless the loss or a gradient is not finite: then nothing is changed.
+
+    Args:
+        loss_fn: Returns ``(loss, aux)``: a float32 scalar, and any tree of tensors.
+        variables: What to differentiate and update.
+        optimizer: A built Keras optimizer. Under ``mixed_float16`` a `LossScaleOptimizer`, which skips steps with
+            overflowing gradients itself, so that only the loss is checked here.
+
+    Returns:
+        ``(loss, aux)``. The loss is NaN where the step was left out.
+    """
+    with tf.GradientTape() as tape:
+        loss, aux = loss_fn()
+        scaled = optimizer.scale_loss(loss)
+    gradients = tape.gradient(scaled, list(variables))
+    check = loss
+    if not hasattr(optimizer, "inner_optimizer"):
+        for gradient in gradients:
+            if gradient is not None:
+                values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+                check += tf.cast(tf.reduce_sum(values), check.dtype)
+    finite = tf.math.is_finite(check)
+
+    def apply() -> tf.Tensor:
+        optimizer.apply(gradients, variables)
+        return loss
+
+    return tf.cond(finite, apply, lambda: tf.constant(np.nan, loss.dtype)), aux
+
+
+def repeat(n: Any, kmax: int, step: Callable[[Any, Any], Any], init: Any) -> Any:
+    """Calls ``carry = step(i, carry)`` for i = 0 ... n-1 in one compiled loop.
+
+    Args:
+        n: Number of steps, an int32 scalar known only at run time.
+        kmax: Upper bound of ``n``, known when compiled.
+        step: Maps the index and the carry to the next carry of the same structure.
+        init: The first carry.
+
+    Returns:
+        The last carry.
+    """
+    return tf.while_loop(
+        lambda i, _: i < n,
+        lambda i, carry: (i + 1, step(i, carry)),
+        (tf.constant(0), init),
+        maximum_iterations=kmax,
+    )[1]

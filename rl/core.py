@@ -1,0 +1,498 @@
+"""The agent, and what stands between it and an env: `Agent`, `Processor`, `Env`, `Space`."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from rl.loop import Lanes, RunState, run
+
+_WEIGHTS = ".weights.h5"
+
+
+@keras.saving.register_keras_serializable(package="rl")
+class Processor:
+    """Stands between agent and env and changes what passes: observations, rewards, infos, actions, batches.
+
+    Override what you need; everything is the identity. On several lanes the methods are called lane by lane on the
+    one processor, so what it learns (statistics) is shared, and what it remembers must not depend on the lane.
+    """
+
+    def process_step(self, observation: Any, reward: float, done: bool, info: dict) -> tuple[Any, float, bool, dict]:
+        """Processes what one env step returned, by default through the three methods below."""
+        return (
+            self.process_observation(observation),
+            self.process_reward(reward),
+            done,
+            self.process_info(info),
+        )
+
+    def process_observation(self, observation: Any) -> Any:
+        """Processes one observation before the agent sees and stores it."""
+        return observation
+
+    def process_reward(self, reward: float) -> float:
+        """Processes one reward before the agent sees and stores it."""
+        return reward
+
+    def process_info(self, info: dict) -> dict:
+        """Processes the info of one step before callbacks see it."""
+        return info
+
+    def process_action(self, action: Any) -> Any:
+        """Processes one action of the agent before the env sees it."""
+        return action
+
+    def process_state_batch(self, batch: Any) -> Any:
+        """Processes a batch of states, `(B, W, *obs)`, before the network sees it, in acting and in training."""
+        return batch
+
+    @property
+    def metrics(self) -> list[float]:
+        """Values that are logged beside the agent's metrics."""
+        return []
+
+    @property
+    def metrics_names(self) -> list[str]:
+        """Their names, in the same order."""
+        return []
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Processor:
+        """The processor that `get_config` described."""
+        return cls(**config)
+
+
+class Agent(keras.Model):
+    """An agent: a Keras model whose output is its policy network's, with `fit` on an env instead of on data.
+
+    A subclass implements `act` and `observe` for N lanes; `fit` and `test` do the rest. Counters are lifetime
+    counters: a second `fit` goes on where the first one stopped, in the open episode if the env is the same.
+
+    Args:
+        processor: A `Processor`, or None.
+        **kwargs: Passed to `keras.Model` (`name`, `dtype`).
+    """
+
+    optimizer: Any = None  # there before `compile`, for callbacks and for subclasses that never call ours
+
+    def __init__(self, processor: Processor | None = None, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.processor = processor
+        self.run_state = RunState()
+        self._lanes: Any = None
+        self._driver_options: Any = None
+        self.built = True  # its networks are; otherwise Keras refuses to save weights
+
+    # ---- what an algorithm implements -------------------------------------------------------------------------
+
+    def act(self, observation: Any) -> np.ndarray:
+        """Chooses actions.
+
+        Args:
+            observation: `(N, *obs)`, or a tree of those.
+
+        Returns:
+            `(N,)` indices of discrete actions, or `(N, A)` float32.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must implement act(observation) for N lanes")
+
+    def observe(self, transition: Any) -> np.ndarray | None:
+        """Takes in the rows of one vector step, and learns.
+
+        Args:
+            transition: A `rl.driver.Transition`. `self.step` counts its valid rows already.
+
+        Returns:
+            One value per `metrics_names`: means over the updates of this call, or None without an update.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must implement observe(transition) for N lanes")
+
+    def prepare(self, driver: Any, observation: Any) -> None:
+        """Called by `fit` and `test` before the first action; raises where agent and env do not fit together.
+
+        Args:
+            driver: The `EnvDriver`: `nb_lanes`, `observation_space`, `action_space`.
+            observation: The first observations, `(N, *obs)`.
+        """
+
+    def open_lanes(self, nb_lanes: int) -> None:
+        """Called when all lanes start new episodes: what was remembered of open ones is to be closed."""
+
+    def random_streams(self) -> list[Any]:
+        """The objects with a `rng` (a `RandomStream`) that draw for this agent."""
+        return []
+
+    @property
+    def metrics_names(self) -> list[str]:
+        """Names of the values that `observe` returns."""
+        return []
+
+    @property
+    def metrics(self) -> list[Any]:
+        """No Keras metric is exposed: logs carry values by `metrics_names`."""
+        return []
+
+    @metrics.setter
+    def metrics(self, value: Any) -> None:
+        if value:
+            raise AttributeError(f"metrics are set by compile(metrics=[...]), got {value!r} assigned")
+
+    # ---- counters -----------------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """Env steps taken in `fit` so far, summed over lanes and over the agent's life."""
+        return self.run_state.step
+
+    @step.setter
+    def step(self, value: int) -> None:
+        self.run_state.step = int(value)
+
+    @property
+    def training(self) -> bool:
+        """True in `fit`, False in `test`."""
+        return self.run_state.training
+
+    @training.setter
+    def training(self, value: bool) -> None:
+        self.run_state.training = bool(value)
+
+    @property
+    def recent_observation(self) -> Any:
+        """What `forward` was given last."""
+        return self.run_state.recent_observation
+
+    @recent_observation.setter
+    def recent_observation(self, value: Any) -> None:
+        self.run_state.recent_observation = value
+
+    @property
+    def recent_action(self) -> Any:
+        """What `forward` answered last."""
+        return self.run_state.recent_action
+
+    @recent_action.setter
+    def recent_action(self, value: Any) -> None:
+        self.run_state.recent_action = value
+
+    def reset_states(self) -> None:
+        """Forgets the open episode of an agent that is driven by `forward` and `backward`."""
+        self.run_state.recent_observation = self.run_state.recent_action = None
+
+    def seed(self, seed: int) -> None:
+        """Seeds every random stream of the agent: policies, memory, and the layers' (dropout, noise)."""
+        streams = self.random_streams()
+        layer_seeds = [v for v in self.variables if v.name == "seed_generator_state"]
+        children = np.random.SeedSequence(int(seed)).spawn(len(streams) + len(layer_seeds))
+        for stream, child in zip(streams, children, strict=False):
+            stream.rng = np.random.default_rng(child)
+        for variable, child in zip(layer_seeds, children[len(streams) :], strict=True):
+            variable.assign(child.generate_state(2))
+
+    # ---- fit and test -------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        env: Any,
+        nb_steps: float | None = None,
+        action_repetition: int = 1,
+        callbacks: Sequence[Any] | None = None,
+        verbose: int = 1,
+        visualize: bool = False,
+        nb_max_start_steps: int = 0,
+        start_step_policy: Callable[[Any], Any] | None = None,
+        log_interval: int = 10000,
+        nb_max_episode_steps: int | None = None,
+        *,
+        nb_episodes: int | None = None,
+        seed: int | None = None,
+    ) -> keras.callbacks.History:
+        """Trains the agent on an env.
+
+        Args:
+            env: A Gymnasium env, a `VecEnv`, a `gymnasium.vector.VectorEnv`, or an env of the old four-value API.
+            nb_steps: Env steps to take, summed over lanes. The last vector step may overshoot by less than the number
+                of lanes; a further `fit` on the same env takes that many fewer.
+            action_repetition: How many env steps one action is repeated for (a single env only).
+            callbacks: `rl.callbacks.Callback`s and Keras callbacks.
+            verbose: 0 silent, 1 a progress bar per `log_interval`, 2 a line per episode.
+            visualize: Render the env after each action.
+            nb_max_start_steps: Each episode starts with a random number of steps below this, which are not recorded.
+            start_step_policy: Chooses the actions of those steps: `observation -> action`. Default: uniformly random.
+            log_interval: Env steps per progress bar.
+            nb_max_episode_steps: Truncate episodes at this length.
+            nb_episodes: Stop after this many finished episodes (several lanes may finish in the same step). With
+                `nb_steps`, the first limit reached decides.
+            seed: Seeds the env and every random stream of the agent, and starts new episodes. Without it a further
+                `fit` on the same env goes on with the open episodes.
+
+        Returns:
+            The Keras `History`: one entry per finished episode, `episode_reward` among them.
+
+        Raises:
+            RuntimeError: The agent is not compiled.
+            ValueError: An argument, the env's spaces or the network do not fit.
+            FloatingPointError: The loss became NaN or infinite. The weights are the last good ones.
+        """
+        nb_steps = _count("nb_steps", nb_steps)
+        nb_episodes = _count("nb_episodes", nb_episodes)
+        if nb_steps is None and nb_episodes is None:
+            raise ValueError("fit() needs a limit: give nb_steps (env steps) or nb_episodes")
+        self._check_compiled("fit")
+        from rl.callbacks import TrainEpisodeLogger, TrainIntervalLogger, Visualizer
+
+        options = (action_repetition, nb_max_episode_steps, nb_max_start_steps, start_step_policy)
+        own: list[Any] = []
+        if verbose == 1:
+            own.append(TrainIntervalLogger(interval=log_interval))
+        elif verbose > 1:
+            own.append(TrainEpisodeLogger())
+        if visualize:
+            own.append(Visualizer())
+        params = {"nb_steps": nb_steps, "nb_episodes": nb_episodes, "verbose": verbose}
+        state = self.run_state
+        state.training, self.stop_training = True, False
+        try:
+            lanes = self._lanes_for(env, options, seed)
+            if seed is not None:
+                self.seed(seed)
+            stop_step = None
+            if nb_steps is not None:
+                stop_step = state.requested = state.requested + nb_steps
+            history = self._run(lanes, [*own, *(callbacks or [])], params, stop_step=stop_step, nb_episodes=nb_episodes)
+        except BaseException:
+            self._lanes = None  # the env may be in the middle of a step
+            raise
+        finally:
+            state.training = False
+            # A next fit owes only what the last vector step took too much, not what a stop left undone.
+            state.requested = min(state.step, state.requested)
+        return history
+
+    def test(
+        self,
+        env: Any,
+        nb_episodes: int = 1,
+        action_repetition: int = 1,
+        callbacks: Sequence[Any] | None = None,
+        visualize: bool = True,
+        nb_max_episode_steps: int | None = None,
+        nb_max_start_steps: int = 0,
+        start_step_policy: Callable[[Any], Any] | None = None,
+        verbose: int = 1,
+        *,
+        seed: int | None = None,
+    ) -> keras.callbacks.History:
+        """Plays episodes without learning; nothing of the training changes: no counter, statistic or random stream.
+
+        On N lanes the episodes are dealt out in advance, `divmod(nb_episodes, N)`, so that short episodes do not
+        count more often than long ones. A test on the training env makes the next `fit` start new episodes.
+
+        Args:
+            env: As in `fit`.
+            nb_episodes: How many episodes to play.
+            action_repetition: As in `fit`.
+            callbacks: As in `fit`; `on_train_begin` and `on_train_end` are called, as in keras-rl.
+            visualize: Render after each action; an env without a `render_mode` is left unrendered with one warning.
+            nb_max_episode_steps: As in `fit`.
+            nb_max_start_steps: As in `fit`.
+            start_step_policy: As in `fit`.
+            verbose: 0 silent, else a line per episode.
+            seed: Seeds the env.
+
+        Returns:
+            The Keras `History` with `episode_reward` and `nb_steps` (of the episode), one entry per episode.
+
+        Raises:
+            RuntimeError: The agent is not compiled.
+            ValueError: An argument, the env's spaces or the network do not fit.
+        """
+        nb_episodes = _count("nb_episodes", nb_episodes) or 1
+        self._check_compiled("test")
+        from rl.callbacks import TestLogger, Visualizer
+
+        options = (action_repetition, nb_max_episode_steps, nb_max_start_steps, start_step_policy)
+        own: list[Any] = [TestLogger()] if verbose >= 1 else []
+        if visualize:
+            own.append(Visualizer())
+        params = {"nb_episodes": nb_episodes, "verbose": verbose}
+        training_state, stop_training = self.run_state, self.stop_training
+        streams = [(s, s.get_random_state()) for s in self.random_streams()]
+        if self._lanes is not None and self._lanes.driver.env is env:
+            self._lanes = None
+        self.run_state = RunState(training=False)
+        self.run_state.step = training_state.step  # schedules read it
+        self.stop_training = False
+        try:
+            lanes = self._new_lanes(env, options, seed)
+            each, more = divmod(nb_episodes, lanes.driver.nb_lanes)
+            quota = np.full(lanes.driver.nb_lanes, each)
+            quota[:more] += 1
+            return self._run(lanes, [*own, *(callbacks or [])], params, quota=quota)
+        finally:
+            self.run_state = training_state
+            self.stop_training = stop_training
+            for stream, snapshot in streams:
+                stream.set_random_state(snapshot)
+
+    def _run(self, lanes: Lanes, callbacks: list[Any], params: dict[str, Any], **limits: Any) -> Any:
+        from rl.callbacks import CallbackList
+
+        params |= {"nb_lanes": lanes.driver.nb_lanes, "metrics": list(self.metrics_names)}
+        hooks = CallbackList(callbacks, model=self, env=lanes.driver.env, params=params)
+        did_abort = True
+        try:
+            hooks.on_train_begin({})
+            did_abort = run(self, lanes, hooks, **limits)
+        except KeyboardInterrupt:
+            self._lanes = None
+        finally:
+            hooks.on_train_end({"did_abort": did_abort})
+        return hooks.history
+
+    def _lanes_for(self, env: Any, options: tuple, seed: int | None) -> Lanes:
+        """The lanes of the last `fit`, if it was on this env and nothing asks for new episodes, else new ones."""
+        lanes = self._lanes
+        if lanes is not None and seed is None and lanes.driver.env is env and self._driver_options == options:
+            self.prepare(lanes.driver, lanes.driver.observe())
+            return lanes
+        lanes = self._new_lanes(env, options, seed)
+        self._lanes, self._driver_options = lanes, options
+        self.run_state.requested = self.run_state.step
+        return lanes
+
+    def _new_lanes(self, env: Any, options: tuple, seed: int | None) -> Lanes:
+        from rl.driver import EnvDriver
+
+        repetition, longest, start_steps, start_policy = options
+        driver = EnvDriver(env, self.processor, repetition, longest, start_steps, start_policy)
+        self.prepare(driver, driver.reset(seed=seed))
+        self.open_lanes(driver.nb_lanes)
+        return Lanes(driver)
+
+    def _check_compiled(self, method: str) -> None:
+        if not self.compiled:
+            raise RuntimeError(
+                f"{type(self).__name__}.{method}() was called before compile(); call "
+                "agent.compile(optimizer='adam') first"
+            )
+
+    # ---- weights ------------------------------------------------------------------------------------------------
+
+    def save_weights(self, filepath: str | os.PathLike, overwrite: bool = False) -> None:
+        """Writes the weights of the agent's network, completely or not at all.
+
+        Args:
+            filepath: Ends in `.weights.h5`, or in keras-rl's `.h5f` or `.h5` (the content is the same).
+            overwrite: Replace an existing file.
+
+        Raises:
+            FileExistsError: The file exists and `overwrite` is False.
+            ValueError: Another ending.
+        """
+        path = os.fspath(filepath)
+        _check_ending(path)
+        if os.path.exists(path) and not overwrite:
+            raise FileExistsError(f"{path} exists; pass overwrite=True to replace it")
+        with tempfile.TemporaryDirectory(dir=os.path.dirname(path) or ".") as folder:
+            written = os.path.join(folder, "network" + _WEIGHTS)
+            self.model.save_weights(written)
+            os.replace(written, path)
+
+    def load_weights(self, filepath: str | os.PathLike) -> None:
+        """Reads what `save_weights` wrote.
+
+        Args:
+            filepath: The file.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            ValueError: Another ending, or weights of another network.
+        """
+        path = os.fspath(filepath)
+        _check_ending(path)
+        if not os.path.isfile(path):
+            raise FileNotFoundError(f"no weights file at {path}")
+        with tempfile.TemporaryDirectory() as folder:  # Keras reads by its own ending only
+            link = os.path.join(folder, "network" + _WEIGHTS)
+            os.symlink(os.path.abspath(path), link)
+            self.model.load_weights(link)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Adds the lifetime counters to a saved agent."""
+        store["counters"] = np.array([getattr(self.run_state, name) for name in RunState.COUNTERS], np.int64)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Reads the lifetime counters of a saved agent."""
+        for name, value in zip(RunState.COUNTERS, np.asarray(store["counters"]), strict=True):
+            setattr(self.run_state, name, int(value))
+
+
+def _count(name: str, value: float | None) -> int | None:
+    """A count given as an integer, or as a float like 5e4."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not float(value).is_integer() or value < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+    return int(value)
+
+
+def _check_ending(path: str) -> None:
+    if not path.endswith((_WEIGHTS, ".h5f", ".h5")):
+        raise ValueError(f"a weights file ends in {_WEIGHTS} (or keras-rl's .h5f, .h5), got {path!r}")
+
+
+class Env:
+    """The old env API of keras-rl, for type hints and as a base of old envs: `reset()` -> observation.
+
+    `step(action)` returns `(observation, reward, done, info)`. Agents accept such envs beside Gymnasium's.
+    """
+
+    reward_range = (-np.inf, np.inf)
+    action_space: Any = None
+    observation_space: Any = None
+
+    def step(self, action: Any) -> tuple[Any, float, bool, dict]:
+        """Plays one step: `(observation, reward, done, info)`."""
+        raise NotImplementedError(f"{type(self).__name__} must implement step(action)")
+
+    def reset(self) -> Any:
+        """Starts an episode and returns its first observation."""
+        raise NotImplementedError(f"{type(self).__name__} must implement reset()")
+
+    def render(self, mode: str = "human", close: bool = False) -> Any:
+        """Shows the env."""
+        raise NotImplementedError(f"{type(self).__name__} must implement render()")
+
+    def close(self) -> None:
+        """Releases what the env holds."""
+
+    def seed(self, seed: int | None = None) -> list[int | None]:
+        """Seeds the env's generators and returns the seeds used."""
+        raise NotImplementedError(f"{type(self).__name__} must implement seed()")
+
+    def configure(self, *args: Any, **kwargs: Any) -> None:
+        """Takes run-time configuration."""
+        raise NotImplementedError(f"{type(self).__name__} must implement configure()")
+
+
+class Space:
+    """A set of actions or observations, as keras-rl described it; Gymnasium's spaces serve as well."""
+
+    def sample(self, seed: int | None = None) -> Any:
+        """Draws a random element."""
+        raise NotImplementedError(f"{type(self).__name__} must implement sample()")
+
+    def contains(self, x: Any) -> bool:
+        """Whether `x` is an element."""
+        raise NotImplementedError(f"{type(self).__name__} must implement contains()")

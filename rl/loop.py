@@ -1,0 +1,241 @@
+"""The one interaction loop: `fit` and `test`, one env and many, on-policy and off-policy.
+
+It moves data between a driver with N lanes and an agent with ``act`` and ``observe``, fires the hooks, and knows
+when to stop. It knows no algorithm.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rl.common.misc_util import tree_map
+
+if TYPE_CHECKING:
+    from rl.callbacks import CallbackList
+    from rl.core import Agent
+    from rl.driver import EnvDriver, Transition
+
+
+class RunState:
+    """What an agent counts and remembers while it interacts: plain slots, since Keras attributes are slow to assign.
+
+    Attributes:
+        training: True in `fit`, False in `test`.
+        step: Lifetime env steps, summed over lanes.
+        requested: Lifetime env steps that were asked for; the last vector step may overshoot them.
+        episode: Lifetime number of episodes begun: the id of the next one.
+        nb_updates: Lifetime gradient steps.
+        owed: Gradient steps that are due and not taken yet (fewer than `steps_per_execution`).
+        windows: Where recent frames are looked up: the memory in `fit`, a small one of its own in `test`.
+        metric_sum: Sum of each metric over all updates where it was finite, `(M,)`.
+        metric_count: In how many updates that was, `(M,)`.
+        recent_observation: For agents driven by `forward` and `backward`: what `forward` was given last.
+        recent_action: What it answered.
+    """
+
+    __slots__ = (
+        "episode",
+        "metric_count",
+        "metric_sum",
+        "nb_updates",
+        "owed",
+        "recent_action",
+        "recent_observation",
+        "requested",
+        "step",
+        "training",
+        "windows",
+    )
+    COUNTERS = ("step", "requested", "episode", "nb_updates", "owed")
+
+    def __init__(self, training: bool = False):
+        self.training = training
+        self.step = self.requested = self.episode = self.nb_updates = self.owed = 0
+        self.windows: Any = None
+        self.metric_sum: Any = 0.0
+        self.metric_count: Any = 0.0
+        self.recent_observation: Any = None
+        self.recent_action: Any = None
+
+
+class Lanes:
+    """A driver and the record of the episode that each of its lanes is in. It outlives a `fit`, as the episodes do."""
+
+    def __init__(self, driver: EnvDriver):
+        n = driver.nb_lanes
+        self.driver = driver
+        self.open = np.zeros(n, bool)
+        self.episode = np.zeros(n, np.int64)
+        self.length = np.zeros(n, np.int64)
+        self.episode_reward = np.zeros(n, np.float64)
+        self.started_at = np.zeros(n, np.float64)
+        self.metrics_at_start: list[Any] = [None] * n
+
+    def begin(self, lane: int, state: RunState) -> None:
+        """Opens a new episode in a lane."""
+        self.open[lane] = True
+        self.episode[lane] = state.episode
+        state.episode += 1
+        self.length[lane] = 0
+        self.episode_reward[lane] = 0.0
+        self.started_at[lane] = time.monotonic()
+        self.metrics_at_start[lane] = (np.copy(state.metric_sum), np.copy(state.metric_count))
+
+    def episode_logs(self, lane: int, state: RunState, metrics_names: list[str]) -> dict[str, Any]:
+        """The logs of an episode that ended: return, length, and the mean of each metric over its updates."""
+        length = int(self.length[lane])
+        logs = {
+            "episode_reward": float(self.episode_reward[lane]),
+            "nb_episode_steps": length,
+            "nb_steps": state.step if state.training else length,
+            "duration": time.monotonic() - self.started_at[lane],
+            "lane": lane,
+        }
+        if state.training:
+            sum0, count0 = self.metrics_at_start[lane]
+            count = np.broadcast_to(state.metric_count - count0, len(metrics_names))
+            total = np.broadcast_to(state.metric_sum - sum0, len(metrics_names))
+            for i, name in enumerate(metrics_names):
+                logs[name] = float(total[i] / count[i]) if count[i] > 0 else float("nan")
+        return logs
+
+
+class Interrupts:
+    """Turns the first Ctrl-C into a flag, read between steps, so that no step is half done; the second one raises."""
+
+    def __enter__(self) -> Interrupts:
+        self.pressed = False
+        self._previous: Any = None
+        if threading.current_thread() is threading.main_thread():
+            previous = signal.getsignal(signal.SIGINT)
+            if callable(previous):  # not where SIGINT is ignored, as in a shell's background job
+                self._previous = previous
+                signal.signal(signal.SIGINT, self._press)
+        return self
+
+    def _press(self, signum: int, frame: Any) -> None:
+        if self.pressed:
+            raise KeyboardInterrupt
+        self.pressed = True
+
+    def __exit__(self, *error: Any) -> None:
+        if self._previous is not None:
+            signal.signal(signal.SIGINT, self._previous)
+            outer = getattr(self._previous, "__self__", None)
+            if self.pressed and isinstance(outer, Interrupts):
+                outer.pressed = True  # a `test` inside a `fit`: the user wants out of both
+
+
+def run(
+    agent: Agent,
+    lanes: Lanes,
+    hooks: CallbackList,
+    *,
+    stop_step: int | None = None,
+    nb_episodes: int | None = None,
+    quota: np.ndarray | None = None,
+) -> bool:
+    """Lets an agent interact until a limit is reached, it is told to stop, or the user presses Ctrl-C.
+
+    Args:
+        agent: Its `act` and `observe` are called once per vector step.
+        lanes: The driver with the lanes' open episodes.
+        hooks: The callbacks.
+        stop_step: Stop once the agent's lifetime env steps reach this number.
+        nb_episodes: Stop once this many episodes have ended in this run.
+        quota: `(N,)` episodes that each lane has still to report; a lane that has none left is not reported.
+
+    Returns:
+        True where the user interrupted.
+    """
+    driver, state = lanes.driver, agent.run_state
+    first_step, nb_ended = state.step, 0
+    names = list(agent.metrics_names)
+    reported = np.ones(driver.nb_lanes, bool)
+    for lane in np.flatnonzero(lanes.open):  # an episode left open by the last `fit` is new to these callbacks
+        hooks.on_episode_begin(int(lanes.episode[lane]), {"lane": int(lane)})
+
+    with Interrupts() as interrupts:
+        while stop_step is None or state.step < stop_step:
+            observation = driver.observe()
+            if driver.started.any():
+                for lane in np.flatnonzero(driver.started):
+                    lanes.begin(int(lane), state)
+                    if reported[lane]:
+                        hooks.on_episode_begin(int(lanes.episode[lane]), {"lane": int(lane)})
+            action = agent.act(observation)
+            if hooks.wants_steps:
+                _before_step(hooks, lanes, action, reported)
+            transition = driver.step(action)
+            valid = transition.valid
+            state.step += int(np.count_nonzero(valid))
+            lanes.length += valid
+            lanes.episode_reward += transition.reward
+            metrics = agent.observe(transition)
+            if metrics is not None:
+                finite = np.isfinite(metrics)
+                state.metric_sum = state.metric_sum + np.where(finite, metrics, 0.0)
+                state.metric_count = state.metric_count + finite
+            if hooks.wants_steps:
+                _after_step(hooks, lanes, transition, metrics, names, reported, state)
+            if hooks.wants_vector_steps:
+                done = {"nb_steps": state.step, "step": state.step - first_step, "reward": transition.reward}
+                hooks.on_vector_step_end(done)
+            ended = transition.terminated | transition.truncated
+            if ended.any():
+                for lane in np.flatnonzero(ended & valid):
+                    lanes.open[lane] = False
+                    if reported[lane]:
+                        nb_ended += 1
+                        if quota is not None:
+                            quota[lane] -= 1
+                            reported[lane] = quota[lane] > 0
+                        logs = lanes.episode_logs(int(lane), state, names)
+                        hooks.on_episode_end(int(lanes.episode[lane]), logs)
+                if (quota is not None and not reported.any()) or (nb_episodes and nb_ended >= nb_episodes):
+                    return False
+            if interrupts.pressed:
+                return True
+            if agent.stop_training:
+                return False
+    return False
+
+
+def _before_step(hooks: CallbackList, lanes: Lanes, action: Any, reported: np.ndarray) -> None:
+    for lane in np.flatnonzero(reported):
+        logs = {"episode": int(lanes.episode[lane]), "lane": int(lane)}
+        hooks.on_step_begin(int(lanes.length[lane]), logs)
+        hooks.on_action_begin(action[lane], logs)
+
+
+def _after_step(
+    hooks: CallbackList,
+    lanes: Lanes,
+    transition: Transition,
+    metrics: np.ndarray | None,
+    names: list[str],
+    reported: np.ndarray,
+    state: RunState,
+) -> None:
+    values = [float("nan")] * len(names) if metrics is None else [float(m) for m in metrics]
+    for lane in map(int, np.flatnonzero(reported)):
+        action = transition.action[lane]
+        hooks.on_action_end(action, {"episode": int(lanes.episode[lane]), "lane": lane})
+        if not transition.valid[lane]:
+            continue
+        logs = {
+            "action": action,
+            "observation": tree_map(lambda x, i=lane: x[i], transition.next_observation),
+            "reward": float(transition.reward[lane]),
+            "episode": int(lanes.episode[lane]),
+            "info": transition.info[lane],
+            "lane": lane,
+        }
+        if state.training:
+            logs["metrics"] = values
+        hooks.on_step_end(int(lanes.length[lane]) - 1, logs)
