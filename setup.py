@@ -46,9 +46,11 @@ setup(
             *TENSORBOARD,
             "codespell>=2.3",
             "mypy>=1.15",
+            "psutil>=5.9",
             "pytest>=8.3",
             "pytest-timeout>=2.3",
             "ruff>=0.17",
+            "setuptools>=77",
         ],
     },
     classifiers=[
