@@ -1,0 +1,453 @@
+"""`EnvDriver`: any environment, single or vector, new API or old, as rows of `Transition`.
+
+The loop and the agents see N lanes and nothing else. What differs between environments is settled here, once:
+who resets a lane that has ended and when, offsets and bounds of actions, the user's `Processor`, repeated actions,
+random start steps and the limit on an episode's length.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.error import ClosedEnvironmentError
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from rl.common.misc_util import tree_map
+from rl.common.observation_spec import MisfitError, ObservationSpec
+from rl.common.single_env import SingleEnv
+from rl.common.vec_env import VecEnv, successors
+
+__all__ = ["EnvDriver", "Transition"]
+
+
+class Transition(NamedTuple):
+    """One step of N lanes. Observations are arrays with leading axis N, or dicts or tuples (trees) of such arrays.
+
+    Attributes:
+        observation: (N, *obs), what the agent acted on, in the env's dtype.
+        action: (N,) integers (an index 0..n-1) or (N, A) floats, as the agent chose them: before the processor, the
+            offset of a ``Discrete(n, start)`` space and the clipping to a ``Box``.
+        reward: (N,) float32.
+        next_observation: (N, *obs), the true successor: where an episode ended, its final observation, never the
+            first one of the next episode.
+        terminated: (N,) bool, the task ended here: there is nothing to bootstrap from.
+        truncated: (N,) bool, the episode was cut here. Where both are True the lane counts as terminated.
+        valid: (N,) bool, False for a lane that made no transition of the agent's in this call: it only reset itself,
+            or played a random start step. Such a row has reward 0 and no flag; the rest of it means nothing.
+        info: list of N dicts, the step's own (where an episode ended: that of its last step).
+    """
+
+    observation: Any
+    action: np.ndarray
+    reward: np.ndarray
+    next_observation: Any
+    terminated: np.ndarray
+    truncated: np.ndarray
+    valid: np.ndarray
+    info: list[dict[str, Any]]
+
+
+class EnvDriver:
+    """Steps an environment of N lanes and hands out `Transition` rows; a single env is one lane in the same path.
+
+    Call `observe` for what to act on and `step` with the actions, in turn. `observe` resets what has ended and was
+    not reset by the env itself, so an episode begins only when somebody wants to act in it.
+
+    Args:
+        env: A ``gymnasium.Env`` or anything with ``reset`` and ``step`` (also of the older API, see `SingleEnv`), an
+            ``rl.common.vec_env.VecEnv``, or a ``gymnasium.vector.VectorEnv`` of any autoreset mode. It stays the
+            user's: the driver never closes it.
+        processor: An ``rl.core.Processor`` or None. Its hooks see one lane's row at a time; only those that are
+            overridden cost anything. A `process_step` that turns ``done`` on ends the episode there (terminated,
+            and the lane is reset); one that turns it off makes the end a truncation, since the env cannot go on.
+        action_repetition: How often a single env is given each action (1). Rewards and the numbers in ``info`` are
+            summed; an end stops the repetition.
+        nb_max_episode_steps: Steps of the agent after which an episode is cut (truncated), or None.
+        nb_max_start_steps: Each episode begins with n random steps, 0 <= n < `nb_max_start_steps` (0: none), which
+            no valid row shows.
+        start_step_policy: ``observation -> action`` for those steps, where the action is one of the env's action
+            space. By default the action space is sampled.
+
+    Attributes:
+        env: The env as given.
+        nb_lanes: N.
+        is_vector: Whether `env` is a vector env (with N = 1, too).
+        observation_space: Space of one lane's observation, None where an old env declares none.
+        action_space: Likewise, of its action.
+        episode_step: (N,) int, the agent's steps in the running episode of each lane; after an end those of the
+            ended episode, until the next one begins.
+        started: (N,) bool, the lanes whose episode began with the latest `observe`; all False once `step` is called.
+        reset_infos: List of N dicts, the info of each lane's latest reset.
+        failed: True after an exception in the env or a hook, until `reset`.
+
+    Raises:
+        TypeError: If `env` lacks ``reset`` or ``step``, is a class or an unknown kind of vector env.
+        ValueError: If a number is out of range, or `action_repetition` is above 1 on a vector env.
+        gymnasium.error.ClosedEnvironmentError: If `env` is closed.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        processor: Any = None,
+        action_repetition: int = 1,
+        nb_max_episode_steps: int | None = None,
+        nb_max_start_steps: int = 0,
+        start_step_policy: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self._name = type(getattr(env, "unwrapped", env)).__name__
+        self._venv = _as_lanes(env, self._name)
+        self.env, self.processor, self.start_step_policy = env, processor, start_step_policy
+        self.is_vector = not isinstance(self._venv, SingleEnv)
+        self.nb_lanes = self._venv.num_envs
+        self.observation_space = self._venv.observation_space
+        self.action_space = self._venv.action_space
+        self._mode = AutoresetMode(self._venv.metadata["autoreset_mode"])
+        self.action_repetition = _at_least(1, "action_repetition", action_repetition)
+        self.nb_max_start_steps = _at_least(0, "nb_max_start_steps", nb_max_start_steps)
+        self.nb_max_episode_steps = nb_max_episode_steps
+        if nb_max_episode_steps is not None:
+            self.nb_max_episode_steps = _at_least(1, "nb_max_episode_steps", nb_max_episode_steps)
+        if self.is_vector and self.action_repetition > 1:
+            raise ValueError(
+                f"action_repetition={action_repetition} needs a single env, {self._name} is a vector env. Repeat in "
+                f"each of its envs: make_gym_env(..., wrapper_kwargs={{'action_repeat': {action_repetition}}})."
+            )
+        if self.nb_max_start_steps and start_step_policy is None and not hasattr(self.action_space, "sample"):
+            raise ValueError(f"{self._name} has no action_space to sample start steps from: give start_step_policy.")
+
+        own = _overridden(processor)
+        self._process_action = processor.process_action if "process_action" in own else None
+        self._process_step = processor.process_step if own - {"process_action"} else None
+        self._sees = bool(own & {"process_step", "process_observation"})
+
+        self._none = np.zeros(self.nb_lanes, bool)
+        self._all = np.ones(self.nb_lanes, bool)
+        self._none.flags.writeable = self._all.flags.writeable = False  # handed out again and again
+        self._zeros = np.zeros(self.nb_lanes, np.float32)
+        self._rng: np.random.Generator | None = None
+        declared = isinstance(self.observation_space, spaces.Space) and not self._sees
+        self._spec = ObservationSpec(self.observation_space if declared else None)
+        self._observation: Any = None
+        self.failed = False
+        self._clear()
+
+    def _clear(self) -> None:
+        """Forget the open episodes."""
+        self._due = self._resetting = self._fresh = self._spent = self.started = self._none
+        self._start = np.zeros(self.nb_lanes, np.int64)  # start steps left to play
+        self._special = self._starting = self._settled = False
+        self.episode_step = np.zeros(self.nb_lanes, np.int64)
+        self.reset_infos: list[dict[str, Any]] = [{} for _ in range(self.nb_lanes)]
+
+    def reset(self, seed: int | None = None) -> Any:
+        """Reset every lane, ending the open episodes, and return the observations to act on.
+
+        Args:
+            seed: An integer: lane i is seeded with ``seed + i``, the start steps with `seed`. None: the env goes on
+                with its own random stream.
+
+        Returns:
+            What `observe` returns.
+        """
+        seed = None if seed is None else operator.index(seed)  # Gymnasium refuses NumPy's integers
+        self.failed = True
+        observation, infos = self._venv.reset(seed=seed)
+        self._clear()
+        if seed is not None:
+            self._seed_starts(seed)
+        self._observation = self._first(observation, range(self.nb_lanes))
+        self.reset_infos[:] = infos
+        self._begin(self._all)
+        self.failed = False
+        return self.observe()
+
+    def peek(self) -> Any:
+        """Return observations (N, *obs) of every lane without beginning an episode; None before the first reset."""
+        return self._observation
+
+    def observe(self) -> Any:
+        """Return the observations (N, *obs) to act on now.
+
+        Lanes whose episode has ended and that the env does not reset itself are reset here, and random start steps
+        are played while no lane has anything else to do. Unless an episode ended or a lane was reset, this is the
+        very object that the last `Transition` holds as `next_observation`. A second call before `step` changes
+        nothing.
+
+        Raises:
+            RuntimeError: If the env or a hook has failed and `reset` has not been called since.
+        """
+        self._require_sound()
+        if self._observation is None:
+            return self.reset()
+        if not self._settled:
+            self.failed = True
+            self._reset_due()
+            while self._start.all():
+                self._settle(self._play(self._zeros, self._to_env([None] * self.nb_lanes)))
+                self._reset_due()
+            self.started = self._fresh & (self._start == 0)
+            self._fresh = self._fresh & ~self.started
+            self.episode_step = np.where(self.started, 0, self.episode_step)
+            self._settled, self.failed = True, False
+        return self._observation
+
+    def step(self, action: Any) -> Transition:
+        """Act in every lane.
+
+        Args:
+            action: (N,) integers, an index 0..n-1 each, or (N, A) floats. A lane that only resets itself or plays a
+                start step ignores its action.
+
+        Returns:
+            The `Transition`.
+
+        Raises:
+            ValueError: For actions of another length or NaN ones; for an observation that changes its shape or is
+                no array of numbers; for a reward that is not finite.
+            TypeError: If a single env returns neither five nor four values.
+            RuntimeError: If `observe` has to be called first, or `reset` after a failure.
+        """
+        self._require_sound()
+        if not self._settled or self._observation is None:
+            raise RuntimeError("Call observe() before step(): it resets what has ended and returns what to act on.")
+        action = np.asarray(action)
+        if action.ndim == 0 or len(action) != self.nb_lanes:
+            raise ValueError(f"step() needs {self.nb_lanes} actions, one per lane, got shape {action.shape}.")
+        offset = self.action_space.start if isinstance(self.action_space, spaces.Discrete) else 0
+        sent = self._to_env(action + offset if offset else action)
+        self.started = self._none
+        row = self._play(action, sent)
+        for _ in range(self.action_repetition - 1):
+            if row.terminated[0] or row.truncated[0]:
+                break
+            new = self._play(action, sent)
+            info = [_summed(row.info[0], new.info[0])]
+            row = new._replace(observation=row.observation, reward=row.reward + new.reward, info=info)
+        return self._settle(row)
+
+    # One step of the env.
+
+    def _to_env(self, actions: Any) -> Any:
+        """The actions as the env takes them: start steps put in, processed, clipped, as Python int where single."""
+        space = self.action_space
+        if self._starting:
+            actions = list(actions)
+            for i in np.flatnonzero(self._start):
+                policy = self.start_step_policy
+                actions[i] = policy(self._row(self._observation, i)) if policy else self._start_space.sample()
+        if self._process_action is not None:
+            actions = [self._process_action(one.item() if isinstance(one, np.integer) else one) for one in actions]
+        if isinstance(space, spaces.Box):
+            actions = np.asarray(actions)
+            if actions.size != self.nb_lanes * space.low.size:
+                raise ValueError(f"{self._name} takes actions of shape {space.shape} per lane, got {actions.shape}.")
+            actions = np.minimum(np.maximum(actions.reshape(-1, *space.shape), space.low), space.high)
+            if (actions != actions).any():
+                raise ValueError(f"NaN in the actions for {self._name}: {actions.tolist()}.")
+            return actions.astype(space.dtype, copy=False)
+        if self.is_vector:
+            return actions
+        return [one.item() if isinstance(one, np.integer) else one for one in actions]
+
+    def _play(self, action: np.ndarray, sent: Any) -> Transition:
+        """Step the env once; what is left to `_settle` is the episodes' bookkeeping."""
+        before, lanes = self._observation, range(self.nb_lanes)
+        valid = ~(self._resetting | (self._start > 0)) if self._special else self._all
+        self.failed = True
+        given, reward, terminated, truncated, info = self._venv.step(sent)
+        # Copies, since an env may reuse its arrays and some entries change below.
+        terminated, truncated = np.array(terminated, bool), np.array(truncated, bool)
+        self._env_ended = terminated | truncated
+        follows_on = self._mode is AutoresetMode.SAME_STEP and np.count_nonzero(self._env_ended)
+        observation = successors(given, info) if follows_on else given
+        if self._process_step is not None:
+            rows = [self._row(observation, i) if self._sees else None for i in lanes]
+            reward, info = list(reward), list(info)
+            for i in lanes:
+                if self._resetting[i]:
+                    rows[i] = self.processor.process_observation(rows[i])
+                    continue
+                was = bool(self._env_ended[i])
+                rows[i], reward[i], done, info[i] = self._process_step(rows[i], reward[i], was, info[i])
+                if bool(done) != was:
+                    terminated[i], truncated[i] = done, was
+            observation = self._stack(rows, lanes) if self._sees else observation
+        if not self._sees:
+            observation = self._checked(observation)
+        with np.errstate(over="ignore"):
+            rewards = np.array(reward, np.float32)
+        if rewards.dot(self._zeros) != 0.0:  # the cheapest test there is: 0 * x is 0 for finite x only
+            i = int(np.flatnonzero(~np.isfinite(rewards))[0])
+            raise ValueError(f"{self._name} gave the reward {reward[i]} {self._where(i)}: it must be a finite float32.")
+        self._observation = observation
+        if follows_on:
+            ended = np.flatnonzero(self._env_ended)
+            self._observation = self._with_rows(observation, self._first(given, ended), ended)
+        self.failed = False
+        return Transition(before, action, rewards, observation, terminated, truncated, valid, info)
+
+    # Episodes: who has ended, who begins, who is to be reset.
+
+    def _settle(self, row: Transition) -> Transition:
+        """Count the steps, cut episodes that are too long, note which lanes end, begin or must be reset."""
+        truncated, over = row.truncated, row.terminated | row.truncated
+        self.episode_step = self.episode_step + row.valid
+        if self.nb_max_episode_steps is not None and self.episode_step.max() >= self.nb_max_episode_steps:
+            cut = row.valid & ~over & (self.episode_step >= self.nb_max_episode_steps)
+            truncated, over = truncated | cut, over | cut
+        if not self._special and not np.count_nonzero(over):
+            return row
+        began = self._resetting
+        if self._mode is AutoresetMode.DISABLED:
+            self._due = over
+        else:
+            self._due = over & ~self._env_ended
+            if self._mode is AutoresetMode.SAME_STEP:
+                began = self._env_ended
+            else:
+                self._resetting = self._env_ended
+        for i in np.flatnonzero(began):
+            self.reset_infos[i] = row.info[i] if began is not self._env_ended else row.info[i].get("reset_info", {})
+        playing = self._start > 0
+        if (playing & over).any():
+            warnings.warn(f"An episode of {self._name} ended within its random start steps.", stacklevel=3)
+        self._spent = self._spent | (playing & over)
+        self._start = np.where(over, 0, self._start - playing)
+        self._begin(began)
+        self._settled = False
+        valid = row.valid
+        return row._replace(
+            reward=row.reward * valid, terminated=row.terminated & valid, truncated=truncated & valid
+        )
+
+    def _begin(self, lanes: np.ndarray) -> None:
+        """Note that these lanes stand at an episode's first observation, and draw their start steps."""
+        self._fresh = self._fresh | lanes
+        if self.nb_max_start_steps:
+            rng = self._rng or self._seed_starts(np.random.randint(2**31))
+            drawn = rng.integers(self.nb_max_start_steps, size=self.nb_lanes)
+            self._start = np.where(lanes & ~self._spent, drawn, self._start)
+            self._spent = self._spent & ~lanes
+        self._starting = bool(self._start.any())
+        self._special = self._starting or bool(self._resetting.any())
+
+    def _reset_due(self) -> None:
+        if self._due.any():
+            due, lanes = self._due, np.flatnonzero(self._due)
+            given, infos = self._venv.reset(mask=due)
+            self._observation = self._with_rows(self._observation, self._first(given, lanes), lanes)
+            for i in lanes:
+                self.reset_infos[i] = infos[i]
+            self._due = self._none
+            self._begin(due)
+
+    def _seed_starts(self, seed: int) -> np.random.Generator:
+        # An own generator and an own copy of the space: start steps in test() must not shift what the user's space
+        # and NumPy's global generator give during training.
+        self._rng = np.random.default_rng(seed)
+        self._start_space = copy.deepcopy(self.action_space)
+        if isinstance(self._start_space, spaces.Space):
+            self._start_space.seed(seed)
+        return self._rng
+
+    def _require_sound(self) -> None:
+        if self.failed:
+            raise RuntimeError(f"{self._name} failed in an earlier call and may be in any state: call reset() first.")
+
+    # Observations.
+
+    def _row(self, observation: Any, lane: Any) -> Any:
+        """One lane's observation; a copy where it is the env's own object and a processor might change it."""
+        if isinstance(observation, list):
+            return copy.deepcopy(observation[lane]) if self._sees else observation[lane]
+        return tree_map(operator.itemgetter(lane), observation)
+
+    def _first(self, given: Any, lanes: Any) -> Any:
+        """The first observations of some lanes' episodes, out of what the env gave for all: processed and stacked."""
+        if not self._sees and len(lanes) == self.nb_lanes:
+            return self._checked(given)
+        see = self.processor.process_observation if self._sees else lambda row: row
+        return self._stack([see(self._row(given, i)) for i in lanes], lanes)
+
+    def _with_rows(self, observation: Any, rows: Any, lanes: Any) -> Any:
+        """A copy of `observation` in which `rows` stand at `lanes`; `rows` itself where these are all."""
+        if len(lanes) == self.nb_lanes:
+            return rows
+        observation = tree_map(np.copy, observation)
+        tree_map(lambda leaf, new: operator.setitem(leaf, lanes, new), observation, rows)
+        return observation
+
+    def _checked(self, given: Any) -> Any:
+        """What the env gave for all lanes, as it is where that is sound arrays, else stacked row by row."""
+        if self._spec.holds(given, self.nb_lanes):
+            return given
+        lanes = range(self.nb_lanes)
+        return self._stack([self._row(given, i) for i in lanes], lanes)
+
+    def _stack(self, rows: Sequence[Any], lanes: Any) -> Any:
+        """Stack some lanes' observations into new arrays (an env may reuse its own), checking each."""
+        try:
+            return self._spec.stack(rows)
+        except MisfitError as error:
+            raise ValueError(
+                f"{self._name} gave a bad observation {self._where(lanes[error.row])}: {error}. Make all observations "
+                "number arrays of one shape, in the env or in Processor.process_observation."
+            ) from None
+
+    def _where(self, lane: int) -> str:
+        return f"in lane {lane}, step {self.episode_step[lane] + 1} of its episode"
+
+
+def _as_lanes(env: Any, name: str) -> Any:
+    """The env as something that resets and steps N lanes."""
+    if isinstance(env, type):
+        raise TypeError(f"env must be an environment, got the class {env.__name__} itself: create one.")
+    missing = [f"{m}()" for m in ("reset", "step") if not callable(getattr(env, m, None))]
+    if missing:
+        raise TypeError(f"{name} is no environment: it has no {' and no '.join(missing)} as gymnasium.Env has.")
+    if getattr(env, "closed", False) is True:
+        raise ClosedEnvironmentError(f"{name} is closed: create a new one.")
+    if isinstance(env, VecEnv):
+        return env
+    if isinstance(env, VectorEnv):
+        from rl.common.vec_env import from_gymnasium
+
+        return from_gymnasium(env)
+    if hasattr(env, "num_envs") and not isinstance(env, gymnasium.Env):
+        raise TypeError(f"{name} is neither an rl.common.vec_env.VecEnv nor a gymnasium.vector.VectorEnv.")
+    return SingleEnv(env)
+
+
+def _overridden(processor: Any) -> set[str]:
+    """The hooks that a processor has of its own."""
+    if processor is None:
+        return set()
+    # rl.core is not imported, since that would bring Keras along: whoever has a processor has imported it already.
+    base = getattr(sys.modules.get("rl.core"), "Processor", None)
+    names = ("process_step", "process_observation", "process_reward", "process_info", "process_action")
+    hooks = {name: getattr(processor, name, None) for name in names}
+    return {name for name in names if getattr(hooks[name], "__func__", hooks[name]) is not getattr(base, name, None)}
+
+
+def _at_least(low: int, name: str, value: Any) -> int:
+    if not isinstance(value, int | np.integer) or value < low:
+        raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}.")
+    return int(value)
+
+
+def _summed(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """The infos of a repeated action: numbers add up, of anything else the last value stays."""
+    result = {**first, **second}
+    for key in first.keys() & second.keys():
+        if all(isinstance(x, int | float | np.number) and not isinstance(x, bool) for x in (first[key], second[key])):
+            result[key] = first[key] + second[key]
+    return result
