@@ -7,6 +7,7 @@ same results. `VecEnv` describes the contract.
 from gymnasium.vector import AutoresetMode
 
 from rl.common.vec_env.base import CloudpickleWrapper, VecEnv, successors
+from rl.common.vec_env.dummy_vec_env import DummyVecEnv
 from rl.common.vec_env.errors import (
     AlreadySteppingError,
     ClosedEnvironmentError,
@@ -28,6 +29,7 @@ __all__ = [
     "AutoresetMode",
     "ClosedEnvironmentError",
     "CloudpickleWrapper",
+    "DummyVecEnv",
     "EnvFailure",
     "EnvFnError",
     "InfoSerializationError",

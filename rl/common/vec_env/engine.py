@@ -1,0 +1,750 @@
+"""The main process's half of a vector env: order of calls, checks, results. Where the lanes run is the engine's matter."""
+
+from __future__ import annotations
+
+import abc
+import os
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_differing_spaces, batch_space
+
+from rl.common.vec_env.arena import Arena, SpaceTree
+from rl.common.vec_env.base import VecEnv
+from rl.common.vec_env.codec import ActionCodec
+from rl.common.vec_env.errors import (
+    AlreadySteppingError,
+    ClosedEnvironmentError,
+    EnvFailure,
+    EnvFnError,
+    InfoSerializationError,
+    NotSteppingError,
+    RemoteTraceback,
+    ResetNeeded,
+    WorkerError,
+)
+from rl.common.vec_env.lanes import Failure, Report, thaw
+
+__all__ = ["Engine", "LaneVecEnv", "check_env_fns", "mode_of"]
+
+StepResult = tuple[Any, np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]
+Job = tuple[int, int | None, dict[str, Any] | None]
+
+
+def mode_of(mode: AutoresetMode | str) -> AutoresetMode:
+    """An autoreset mode from itself, its value ("SameStep") or its name ("same_step").
+
+    Raises:
+        ValueError: If there is no such mode.
+    """
+    if isinstance(mode, AutoresetMode):
+        return mode
+    for one in AutoresetMode:
+        if str(mode).lower() in (one.value.lower(), one.name.lower()):
+            return one
+    raise ValueError(f"autoreset_mode must be one of {[one.name for one in AutoresetMode]}, got {mode!r}.")
+
+
+def check_env_fns(env_fns: Iterable[Callable[[], Any]]) -> list[Callable[[], Any]]:
+    """The environment functions as a list.
+
+    Raises:
+        ValueError: If there are none.
+        TypeError: If one cannot be called, or is an environment.
+    """
+    if callable(env_fns) or isinstance(env_fns, (str, bytes)):
+        raise EnvFnError(f"env_fns must be a sequence of functions, got {type(env_fns).__name__}.")
+    functions = list(env_fns)
+    if not functions:
+        raise ValueError("A vector env needs at least one environment, got an empty sequence of env_fns.")
+    for i, env_fn in enumerate(functions):
+        if not isinstance(env_fn, type) and hasattr(env_fn, "reset") and hasattr(env_fn, "step"):
+            raise EnvFnError(
+                f"env_fns[{i}] is an environment ({type(env_fn).__name__}): pass a function that makes one, such as "
+                "lambda: gymnasium.make('CartPole-v1')."
+            )
+        if not callable(env_fn):
+            raise EnvFnError(
+                f"env_fns[{i}] must be a function without arguments, got {type(env_fn).__name__}."
+            )
+    return functions
+
+
+def common_space(
+    kind: str, lane_spaces: Sequence[spaces.Space[Any]], rule: Literal["same", "compatible"]
+) -> tuple[spaces.Space[Any], bool]:
+    """The lanes' space, and whether all are equal.
+
+    Raises:
+        ValueError: If they differ (in shape or dtype, where the rule is "compatible"), or if one is no space.
+    """
+    first = lane_spaces[0]
+    for i, space in enumerate(lane_spaces):
+        if not isinstance(space, spaces.Space):
+            raise ValueError(
+                f"Environment {i}: {kind} must be a gymnasium space, got {type(space).__name__}."
+            )
+    differing = [i for i, space in enumerate(lane_spaces) if space != first]
+    if not differing:
+        return first, True
+    if rule == "compatible":
+        leaves = [[leaf[:3] for leaf in SpaceTree(space).leaves] for space in lane_spaces]
+        differing = [i for i, one in enumerate(leaves) if one != leaves[0]]
+        if not differing:
+            return first, False
+    i = differing[0]
+    hint = "" if rule == "compatible" else " If only their bounds differ, pass spaces='compatible'."
+    raise ValueError(
+        f"All environments must have the same {kind}: environment 0 has {first}, environment {i} has "
+        f"{lane_spaces[i]}.{hint}"
+    )
+
+
+class Engine(abc.ABC):
+    """Runs the lanes, in groups of consecutive ones: the units that can be stepped on their own.
+
+    Attributes:
+        bounds: First and last-plus-one lane of each group.
+        stepping: Per group, whether a step was begun and its results were not collected yet.
+        target: Per group, the observation set that the pending step writes.
+        current: Per group, the observation set that holds the latest observations.
+        reports: Per group, what the finished step has to tell.
+        stale: Per lane, whether it needs a reset before the next step.
+    """
+
+    arena: Arena
+    failure: BaseException | None = None  # once set, the engine cannot be used any more
+
+    def __init__(self, bounds: list[tuple[int, int]]) -> None:
+        self.bounds = bounds
+        self.nb_lanes = bounds[-1][1]
+        self.pid = os.getpid()
+        nb = len(bounds)
+        self.stepping = [False] * nb
+        self.target = [0] * nb
+        self.current = [0] * nb
+        self.reports: list[Report | None] = [None] * nb
+        self.stale = np.ones(self.nb_lanes, dtype=bool)
+        self.any_stale = True
+        self.fresh = [True] * self.nb_lanes  # never reset
+        self.objects: dict[int, list[Any]] = {}  # latest values of the leaves that are no arrays
+        self.lane_seeds: list[int | None] = [None] * self.nb_lanes
+        self.closed = False
+        self.remarked: set[str] = set()
+
+    def describe(
+        self,
+        observation_spaces: list[spaces.Space[Any]],
+        action_spaces: list[spaces.Space[Any]],
+        rule: Literal["same", "compatible"],
+        check_actions: bool,
+        clip_actions: bool,
+    ) -> None:
+        """Agree on the spaces and lay out the arena (without memory yet)."""
+        if rule not in ("same", "compatible"):
+            raise ValueError(f"spaces must be 'same' or 'compatible', got {rule!r}.")
+        self.observation_space, self.same_observations = common_space(
+            "observation_space", observation_spaces, rule
+        )
+        self.action_space, self.same_actions = common_space("action_space", action_spaces, rule)
+        self.observation_spaces, self.action_spaces = observation_spaces, action_spaces
+        self.observation_tree, self.action_tree = (
+            SpaceTree(self.observation_space),
+            SpaceTree(self.action_space),
+        )
+        self.codec = ActionCodec(self.action_tree, action_spaces, check_actions, clip_actions)
+        self.objects = {k: [None] * self.nb_lanes for k in self.observation_tree.objects}
+        self.arena = Arena(self.observation_tree, self.action_tree, self.nb_lanes, len(self.bounds))
+
+    def set_stale(self, lanes: Any, value: bool) -> None:
+        """Note that lanes need, or had, a reset."""
+        self.stale[lanes] = value
+        self.any_stale = bool(self.stale.any())
+
+    @abc.abstractmethod
+    def begin(self, first: int, last: int, actions: list[Any] | None) -> None:
+        """Start the step of groups first..last-1 into their `target`; actions as `ActionCodec.encode` returned them."""
+
+    @abc.abstractmethod
+    def finish(self, groups: Sequence[int], deadline: float | None) -> bool:
+        """Wait for the steps of all these groups; fills `reports`. Returns whether an episode ended."""
+
+    @abc.abstractmethod
+    def finish_some(self, groups: Sequence[int], min_lanes: int, deadline: float | None) -> list[int]:
+        """Wait until at least `min_lanes` lanes of these groups have finished; returns the finished groups."""
+
+    @abc.abstractmethod
+    def reset(self, jobs: dict[int, list[Job]], target: int, deadline: float | None) -> list[Report]:
+        """Reset lanes into an observation set: per group (lane in the group, seed, options)."""
+
+    @abc.abstractmethod
+    def ask(self, kind: str, lanes: Sequence[int], args: Any) -> list[Any]:
+        """Put `Lanes.ask`'s question to some lanes; answers in their order."""
+
+    @abc.abstractmethod
+    def close(self, timeout: float) -> None:
+        """End everything."""
+
+    def worker_of(self, lane: int) -> int | None:
+        """Number of the worker that runs a lane; None where lanes run in this process."""
+        return None
+
+    def raise_failures(self, failures: list[Failure]) -> None:
+        """Raise the exception of the lowest lane, with all of them attached."""
+        failures = sorted(failures, key=lambda one: one.lane)
+        first = failures[0]
+        error, foreign = self.rebuild(first)
+        worker = self.worker_of(first.lane)
+        where = f"environment {first.lane}" + ("" if worker is None else f", worker {worker}")
+        details = {
+            "env_index": first.lane,
+            "worker_index": worker,
+            "env_failures": [
+                EnvFailure(f.lane, self.worker_of(f.lane), f.type_name, f.message, f.traceback)
+                for f in failures
+            ],
+        }
+        for name, value in details.items():
+            try:
+                setattr(error, name, value)
+            except Exception:  # noqa: S112 - an exception class may refuse attributes; the note below still tells
+                continue
+        error.add_note(f"Raised in {where}.")
+        for other in failures[1:]:
+            error.add_note(f"Environment {other.lane} failed as well: {other.type_name}: {other.message}")
+        if foreign:
+            raise error from RemoteTraceback(first.traceback)
+        raise error
+
+    def rebuild(self, one: Failure) -> tuple[BaseException, bool]:
+        """The exception to raise for a failure, and whether its traceback is only known as text."""
+        if isinstance(one.error, Exception):
+            return one.error, False
+        return WorkerError(
+            f"{one.type_name}: {one.message} (environment {one.lane})\n\n{one.traceback}"
+        ), True
+
+
+class LaneVecEnv(VecEnv):
+    """A vector env over the groups first..last-1 of an engine: the whole of it, or a view.
+
+    Args:
+        engine: Runs the lanes.
+        first: First group.
+        last: Last group plus one.
+        autoreset_mode: What the lanes do at the end of an episode.
+        copy: Whether returned observations are copies (else views, valid until the second next step or reset).
+        on_bad_info: "raise" or "drop": what to do about infos that cannot be pickled.
+        timeout: Default seconds for waiting calls, None: no limit.
+        metadata: The environments' metadata.
+        render_mode: The environments' render mode.
+        spec: The environments' spec.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        first: int,
+        last: int,
+        *,
+        autoreset_mode: AutoresetMode,
+        copy: bool = True,
+        on_bad_info: Literal["raise", "drop"] = "raise",
+        timeout: float | None = None,
+        metadata: dict[str, Any] | None = None,
+        render_mode: str | None = None,
+        spec: Any = None,
+    ) -> None:
+        low, high = engine.bounds[first][0], engine.bounds[last - 1][1]
+        super().__init__(
+            high - low,
+            engine.observation_space,
+            engine.action_space,
+            autoreset_mode=autoreset_mode,
+            metadata=metadata,
+            render_mode=render_mode,
+            spec=spec,
+        )
+        if on_bad_info not in ("raise", "drop"):
+            raise ValueError(f"on_bad_info must be 'raise' or 'drop', got {on_bad_info!r}.")
+        self._engine = engine
+        self._first, self._last = first, last
+        self._low, self._high = low, high
+        self._lanes = slice(low, high)
+        self._groups = range(first, last)
+        self._copy = copy
+        self._on_bad_info = on_bad_info
+        self._timeout = timeout
+        self._disabled = autoreset_mode == AutoresetMode.DISABLED
+        self._same_step = autoreset_mode == AutoresetMode.SAME_STEP
+        # Re-entrant, so that a signal handler of the same thread may close; other threads are turned away.
+        self._lock = threading.RLock()
+
+    # Order of calls.
+
+    def _enter(self) -> None:
+        """Begin a call: refuse it where the engine cannot serve it. Every call ends with `_lock.release()`."""
+        engine = self._engine
+        if engine.closed or self._closed:
+            raise ClosedEnvironmentError(f"This {type(self).__name__} is closed.")
+        if engine.pid != os.getpid():
+            raise RuntimeError(
+                f"This {type(self).__name__} belongs to process {engine.pid}; this is its forked child {os.getpid()}. "
+                "Make a new one here."
+            )
+        if not self._lock.acquire(blocking=False):
+            raise AlreadySteppingError("Another thread is using this vector env: one call at a time.")
+        if engine.failure is not None:
+            self._lock.release()
+            raise engine.failure
+
+    def _deadline(self, timeout: float | None) -> float | None:
+        timeout = self._timeout if timeout is None else timeout
+        return None if timeout is None else time.monotonic() + timeout
+
+    def _refuse_pending(self, what: str) -> None:
+        if any(self._engine.stepping[self._first : self._last]):
+            raise AlreadySteppingError(f"A step is pending: call step_wait() before {what}.")
+
+    def _refuse_stale(self, lanes: Any) -> None:
+        stale = np.arange(self._engine.nb_lanes)[lanes][self._engine.stale[lanes]]
+        if not len(stale):
+            return
+        shown = (stale - self._low).tolist()
+        if len(stale) == self.num_envs and all(self._engine.fresh[i] for i in stale):
+            raise ResetNeeded("Call reset() before the first step.")
+        how = "reset(mask=...)" if self._disabled else "reset() or reset(mask=...)"
+        raise ResetNeeded(f"Environments {shown} have ended or failed and need {how} before the next step.")
+
+    # Stepping.
+
+    def step_async(self, actions: Any) -> None:
+        """Start a step of all lanes; see `VecEnv.step_async`."""
+        self._enter()
+        try:
+            engine = self._engine
+            self._refuse_pending("the next step_async()")
+            if engine.any_stale:
+                self._refuse_stale(self._lanes)
+            objects = engine.codec.encode(actions, engine.arena, self._lanes, self.num_envs)
+            # One set for all lanes, so that they lie together also after steps of some groups only.
+            target = 1 - engine.current[self._first]
+            for g in self._groups:
+                engine.target[g] = target
+            engine.begin(self._first, self._last, objects)
+        finally:
+            self._lock.release()
+
+    def step_wait(self, timeout: float | None = None) -> StepResult:
+        """Wait for the step; see `VecEnv.step_wait`."""
+        self._enter()
+        try:
+            engine = self._engine
+            if not all(engine.stepping[self._first : self._last]):
+                if any(engine.stepping[self._first : self._last]):
+                    raise NotSteppingError("Only some lanes were sent: call recv().")
+                raise NotSteppingError()
+            ended = engine.finish(self._groups, self._deadline(timeout))
+            target = engine.target[self._first]
+            if all(engine.target[g] == target for g in self._groups):
+                return self._collect(self._groups, self._lanes, target, ended, self._copy)
+            return self._collect(self._groups, np.arange(self._low, self._high), None, ended, True)
+        finally:
+            self._lock.release()
+
+    def send(self, actions: Any, env_ids: Iterable[int] | None = None) -> None:
+        """Start a step of some lanes only.
+
+        Args:
+            actions: Actions of these lanes, in the order of `env_ids`.
+            env_ids: Lanes; all lanes of each worker that is touched, such as `recv` returns them. Default: all.
+        """
+        self._enter()
+        try:
+            engine = self._engine
+            lanes = self.lane_indices(None if env_ids is None else env_ids)
+            order = np.argsort(np.asarray(lanes, dtype=np.int64), kind="stable")
+            wanted = np.asarray(lanes, dtype=np.int64)[order] + self._low
+            groups = [
+                g
+                for g in self._groups
+                if np.any((wanted >= engine.bounds[g][0]) & (wanted < engine.bounds[g][1]))
+            ]
+            whole = [i for g in groups for i in range(*engine.bounds[g])]
+            if wanted.tolist() != whole:
+                blocks = [[i - self._low for i in range(*engine.bounds[g])] for g in self._groups]
+                raise ValueError(
+                    f"send() takes whole workers' lanes, each once: any of the blocks {blocks}, got {sorted(lanes)}."
+                )
+            if any(engine.stepping[g] for g in groups):
+                raise AlreadySteppingError("Some of these lanes are stepping: call recv() first.")
+            self._refuse_stale(wanted)
+            if not np.array_equal(order, np.arange(len(order))):
+                actions = _take(actions, order)
+            objects = engine.codec.encode(actions, engine.arena, wanted, len(wanted))
+            at = 0
+            for g in groups:
+                low, high = engine.bounds[g]
+                engine.target[g] = 1 - engine.current[g]
+                engine.begin(g, g + 1, None if objects is None else objects[at : at + high - low])
+                at += high - low
+        finally:
+            self._lock.release()
+
+    def recv(self, min_envs: int | None = None, timeout: float | None = None) -> tuple[Any, ...]:
+        """Wait for some of the lanes that were sent.
+
+        Args:
+            min_envs: Return as soon as this many lanes are ready (whole workers, so it may be more). Default: all
+                that were sent.
+            timeout: Seconds to wait at most.
+
+        Returns:
+            `(observations, rewards, terminated, truncated, infos, env_ids)` of the n lanes that are ready, in
+            ascending order: shapes `(n, ...)`, always copies.
+        """
+        self._enter()
+        try:
+            engine = self._engine
+            pending = [g for g in self._groups if engine.stepping[g]]
+            if not pending:
+                raise NotSteppingError("No lane was sent: call send(actions) first.")
+            sent = sum(engine.bounds[g][1] - engine.bounds[g][0] for g in pending)
+            wanted = sent if min_envs is None else min(max(int(min_envs), 1), sent)
+            ready = sorted(engine.finish_some(pending, wanted, self._deadline(timeout)))
+            lanes = np.concatenate([np.arange(*engine.bounds[g]) for g in ready])
+            return (*self._collect(ready, lanes, None, True, True), lanes - self._low)
+        finally:
+            self._lock.release()
+
+    def _collect(
+        self,
+        groups: Sequence[int],
+        lanes: slice | np.ndarray,
+        target: int | None,
+        any_ended: bool,
+        copy: bool,
+    ) -> StepResult:
+        """The results of finished groups. `target` None: the groups may have written different sets."""
+        engine = self._engine
+        reports = [report for g in groups if (report := engine.reports[g])]
+        if reports:
+            self._check_infos(reports)
+        for g in groups:
+            engine.stepping[g] = False
+            engine.reports[g] = None
+            engine.current[g] = engine.target[g]
+        if reports:
+            self._take_objects(reports)
+            self._raise_reported(reports)
+        arena = engine.arena
+        observations = self._observations(groups, lanes, target, copy)
+        rewards = arena.reward[lanes]
+        terminated = arena.terminated[lanes]
+        truncated = arena.truncated[lanes]
+        if target is not None:  # slices are views so far; picked rows are copies already
+            rewards, terminated, truncated = rewards.copy(), terminated.copy(), truncated.copy()
+        nb = len(rewards)
+        infos: list[dict[str, Any]]
+        if not reports and not any_ended:
+            infos = [{} for _ in range(nb)]
+        else:
+            numbers = range(self._low, self._high) if target is not None else lanes.tolist()  # type: ignore[union-attr]
+            infos = self._infos(reports, numbers, terminated | truncated)
+        self._last_step = (observations, infos)
+        return observations, rewards, terminated, truncated, infos
+
+    def _observations(
+        self, groups: Sequence[int], lanes: slice | np.ndarray, target: int | None, copy: bool
+    ) -> Any:
+        engine = self._engine
+        tree, sets = engine.observation_tree, engine.arena.observation
+        if target is not None and tree.is_leaf and tree.arrays:
+            rows = sets[target][0][lanes]
+            return rows.copy() if copy else rows
+        leaves: list[Any] = []
+        for k, leaf in enumerate(tree.leaves):
+            if leaf.dtype is None:
+                numbers = np.arange(engine.nb_lanes)[lanes].tolist()
+                leaves.append([engine.objects[k][i] for i in numbers])
+            elif target is not None:
+                rows = sets[target][k][lanes]
+                leaves.append(rows.copy() if copy else rows)
+            else:
+                leaves.append(
+                    np.concatenate([sets[engine.current[g]][k][slice(*engine.bounds[g])] for g in groups])
+                )
+        return tree.join(leaves)
+
+    def _infos(self, reports: list[Report], lanes: Sequence[int], ended: np.ndarray) -> list[dict[str, Any]]:
+        engine, arena = self._engine, self._engine.arena
+        told = {lane: thaw(info) for report in reports for lane, info in report.get("infos", ())}
+        infos = [told.get(lane, {}) for lane in lanes]
+        if not ended.any():
+            return infos
+        reset_infos = {lane: thaw(info) for report in reports for lane, info in report.get("reset_infos", ())}
+        finals = {
+            (lane, k): thaw({"": value})[""]
+            for report in reports
+            for lane, k, value in report.get("final_objects", ())
+        }
+        tree = engine.observation_tree
+        for row in np.flatnonzero(ended).tolist():
+            lane, info = lanes[row], infos[row]
+            # An environment that keeps its own statistics knows better (rewards before clipping, for instance).
+            info.setdefault(
+                "episode",
+                {
+                    "r": float(arena.episode_return[lane]),
+                    "l": int(arena.episode_length[lane]),
+                    "t": float(arena.episode_seconds[lane]),
+                },
+            )
+            if self._same_step:
+                info["final_obs"] = tree.join(
+                    [
+                        finals.get((lane, k)) if leaf.dtype is None else arena.final[k][lane].copy()
+                        for k, leaf in enumerate(tree.leaves)
+                    ]
+                )
+                info["reset_info"] = reset_infos.get(lane, {})
+        if self._disabled:
+            engine.set_stale([lanes[row] for row in np.flatnonzero(ended)], True)
+        return infos
+
+    def _check_infos(self, reports: list[Report]) -> None:
+        """Raise once for infos that cannot travel; the step stays pending and is returned by the next call."""
+        for text in [text for report in reports for text in report.pop("remarks", ())]:
+            if text not in self._engine.remarked:
+                self._engine.remarked.add(text)
+                warnings.warn(text, UserWarning, stacklevel=5)
+        bad = [one for report in reports for one in report.pop("bad_infos", ())]
+        if bad and self._on_bad_info == "raise":
+            lane, key, name = bad[0]
+            error = InfoSerializationError(
+                f"Environment {lane}: info[{key!r}] of type {name} cannot be pickled, so it cannot leave the environment. "
+                "Remove it in the environment, or pass on_bad_info='drop'. The step is not lost: step_wait() returns "
+                "it with the value replaced by a description."
+            )
+            error.env_index = lane  # type: ignore[attr-defined]
+            raise error
+
+    def _take_objects(self, reports: list[Report]) -> None:
+        for report in reports:
+            for lane, k, value in report.get("objects", ()):
+                self._engine.objects[k][lane] = thaw({"": value})[""]
+
+    def _raise_reported(self, reports: list[Report]) -> None:
+        failures = [one for report in reports for one in report.get("failures", ())]
+        if failures:
+            self._last_step = None
+            self._engine.set_stale([one.lane for one in failures], True)
+            self._engine.raise_failures(failures)
+
+    # Resetting.
+
+    def reset(
+        self,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | Sequence[dict[str, Any] | None] | None = None,
+        mask: Any = None,
+    ) -> tuple[Any, list[dict[str, Any]]]:
+        """Reset all lanes or those of the mask; see `VecEnv.reset`."""
+        self._enter()
+        try:
+            engine = self._engine
+            chosen = self.lane_mask(mask)
+            lane_options = self._lane_options(options)
+            seeds = self.lane_seeds(seed)
+            if seed is None and self._next_seeds is not None:
+                seeds = self._next_seeds
+            deadline = self._deadline(None)
+            self._drain(deadline)
+            self._next_seeds = None
+            self._last_step = None
+            jobs: dict[int, list[Job]] = {}
+            for g in self._groups:
+                low, high = engine.bounds[g]
+                for lane in range(low, high):
+                    row = lane - self._low
+                    if chosen[row]:
+                        jobs.setdefault(g, []).append((lane - low, seeds[row], lane_options[row]))
+                        if seeds[row] is not None or engine.fresh[lane]:
+                            engine.lane_seeds[lane] = seeds[row]
+            target = 1 - engine.current[self._first]
+            for g in self._groups:  # rows outside the mask move along into the other set
+                source = engine.current[g]
+                if source != target:
+                    low, high = engine.bounds[g]
+                    for k, array in engine.arena.observation[target].items():
+                        if g not in jobs or len(jobs[g]) < high - low:
+                            array[low:high] = engine.arena.observation[source][k][low:high]
+            lanes = [row + self._low for row in np.flatnonzero(chosen).tolist()]
+            engine.set_stale(lanes, True)
+            reports = engine.reset(jobs, target, deadline) if jobs else []
+            for g in self._groups:
+                engine.current[g] = target
+            engine.set_stale(lanes, False)
+            for lane in lanes:
+                engine.fresh[lane] = False
+            self._take_objects(reports)
+            self._raise_reported(reports)
+            self._check_infos(reports)
+            told = {lane: thaw(info) for report in reports for lane, info in report.get("infos", ())}
+            infos = [told.get(lane, {}) for lane in range(self._low, self._high)]
+            return self._observations(self._groups, self._lanes, target, self._copy), infos
+        finally:
+            self._lock.release()
+
+    def _drain(self, deadline: float | None) -> None:
+        """Wait for pending steps and forget them."""
+        engine = self._engine
+        pending = [g for g in self._groups if engine.stepping[g]]
+        if not pending:
+            return
+        engine.finish(pending, deadline)
+        for g in pending:
+            reports = [report] if (report := engine.reports[g]) else []
+            self._take_objects(reports)
+            engine.stepping[g] = False
+            engine.reports[g] = None
+            engine.current[g] = engine.target[g]
+
+    def _lane_options(self, options: Any) -> list[dict[str, Any] | None]:
+        if options is None or isinstance(options, dict):
+            return [options] * self.num_envs
+        given = list(options)
+        if len(given) != self.num_envs or not all(one is None or isinstance(one, dict) for one in given):
+            raise ValueError(
+                f"options must be a dict, or a sequence of {self.num_envs} dicts or Nones, got {options!r}."
+            )
+        return given
+
+    # Talking to the environments.
+
+    def _ask(self, kind: str, indices: int | Iterable[int] | None, args: Any) -> list[Any]:
+        lanes = [lane + self._low for lane in self.lane_indices(indices)]
+        self._enter()
+        try:
+            self._refuse_pending(f"{kind}()")
+            answers = self._engine.ask(kind, lanes, args)
+            failures = [one for one in answers if isinstance(one, Failure)]
+            if failures:
+                self._engine.raise_failures(failures)
+            return answers
+        finally:
+            self._lock.release()
+
+    def get_attr(self, name: str, indices: int | Iterable[int] | None = None) -> list[Any]:
+        """Read an attribute; see `VecEnv.get_attr`."""
+        return self._ask("get_attr", indices, name)
+
+    def set_attr(self, name: str, value: Any, indices: int | Iterable[int] | None = None) -> None:
+        """Set an attribute; see `VecEnv.set_attr`."""
+        self._ask("set_attr", indices, (name, value))
+
+    def call(
+        self, name: str, *args: Any, indices: int | Iterable[int] | None = None, **kwargs: Any
+    ) -> list[Any]:
+        """Call a method; see `VecEnv.call`."""
+        return self._ask("call", indices, (name, args, kwargs))
+
+    def has_attr(self, name: str) -> bool:
+        """Whether every environment has an attribute."""
+        return all(self._ask("has_attr", None, name))
+
+    def env_is_wrapped(self, wrapper_class: type, indices: int | Iterable[int] | None = None) -> list[bool]:
+        """Whether environments are wrapped in a class; see `VecEnv.env_is_wrapped`."""
+        return self._ask("is_wrapped", indices, wrapper_class)
+
+    def action_masks(self) -> np.ndarray | None:
+        """Valid actions now, `(N, n)`; see `VecEnv.action_masks`."""
+        masks = self._ask("action_masks", None, None)
+        known = [one for one in masks if one is not None]
+        if not known:
+            return None
+        # An environment that tells nothing forbids nothing.
+        return np.stack([np.ones_like(known[0]) if one is None else one for one in masks])
+
+    # The rest.
+
+    @property
+    def batched_observation_space(self) -> spaces.Space[Any]:
+        """The space of N observations; with spaces="compatible" each lane keeps its bounds."""
+        if self._engine.same_observations:
+            return batch_space(self.observation_space, self.num_envs)
+        return batch_differing_spaces(self._engine.observation_spaces[self._lanes])
+
+    @property
+    def batched_action_space(self) -> spaces.Space[Any]:
+        """The space of N actions; with spaces="compatible" each lane keeps its bounds."""
+        if self._engine.same_actions:
+            return batch_space(self.action_space, self.num_envs)
+        return batch_differing_spaces(self._engine.action_spaces[self._lanes])
+
+    @property
+    def closed(self) -> bool:
+        """Whether it, or the vector env that it is a view of, was closed."""
+        return self._closed or self._engine.closed
+
+    def split(self, k: int) -> list[VecEnv]:
+        """Make k views over consecutive blocks of lanes, each a vector env with its own steps.
+
+        While one view steps, actions for the other can be computed. The vector env itself must not be stepped while
+        a view's step is pending.
+
+        Args:
+            k: Number of views, at most the number of workers (of lanes for a `DummyVecEnv`).
+        """
+        nb = self._last - self._first
+        if not 1 <= k <= nb:
+            raise ValueError(f"split(k) needs 1 <= k <= {nb}, the number of lane groups (workers), got {k}.")
+        edges = [self._first + (i * nb) // k for i in range(k + 1)]
+        return [_View(self, first, last) for first, last in zip(edges[:-1], edges[1:], strict=True)]
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Close the environments; see `VecEnv.close`."""
+        if self._closed:
+            return
+        self._closed = True
+        self._engine.close(timeout)
+
+
+class _View(LaneVecEnv):
+    """A block of another vector env's lanes. Closing it only ends the view."""
+
+    def __init__(self, parent: LaneVecEnv, first: int, last: int) -> None:
+        super().__init__(
+            parent._engine,
+            first,
+            last,
+            autoreset_mode=parent.metadata["autoreset_mode"],
+            copy=parent._copy,
+            on_bad_info=parent._on_bad_info,
+            timeout=parent._timeout,
+            metadata=parent.metadata,
+            render_mode=parent.render_mode,
+            spec=parent.spec,
+        )
+        self._parent = parent  # keeps the workers alive
+
+    def close(self, timeout: float = 5.0) -> None:
+        """End the view; the vector env that it is a view of stays open."""
+        self._closed = True
+
+
+def _take(actions: Any, order: np.ndarray) -> Any:
+    """Actions in another order of lanes."""
+    if isinstance(actions, dict):
+        return {key: _take(value, order) for key, value in actions.items()}
+    if isinstance(actions, tuple):
+        return tuple(_take(value, order) for value in actions)
+    if isinstance(actions, np.ndarray):
+        return actions[order]
+    return [actions[i] for i in order.tolist()]
