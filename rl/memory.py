@@ -324,9 +324,9 @@ class _FrameStore:
         extra[: len(self.extra)] = self.extra
         self.extra = extra
 
-    def gather(self, rows: np.ndarray, outside: np.ndarray, slots: np.ndarray) -> np.ndarray:
+    def gather(self, places: np.ndarray, outside: np.ndarray, slots: np.ndarray) -> np.ndarray:
         """Returns frames (M, W, *obs); those `outside` have their last one in `slots` of `extra`."""
-        frames = self.ring.take(rows, axis=0)
+        frames = self.ring.take(places, axis=0)
         if len(outside):
             frames[outside, -1] = self.extra[slots]
         return frames
@@ -377,13 +377,7 @@ class SequentialMemory(Memory):
         super().__init__(window_length, ignore_episode_boundaries)
         self.limit = _count("limit", limit)
         self._next_id = 0
-        # Index `limit` stands for padding wherever rows are followed or gathered.
-        self._previous = np.full(self.limit + 1, _NONE, np.int64)
-        self._successor = np.full(self.limit + 1, _UNKNOWN, np.int64)  # a row, or ~slot of the extra store
-        self._reward = np.zeros(self.limit, np.float32)
-        self._terminated = np.zeros(self.limit, bool)
-        self._truncated = np.zeros(self.limit, bool)
-        self._action: Any = None  # array, allocated with the first row
+        self._rows: Any = None  # structured array, allocated when the first row shows what actions look like
         self._frames: Any = None  # tree of _FrameStore, likewise
         self._extra_size = 0
         self._free: list[int] = []
@@ -470,21 +464,22 @@ class SequentialMemory(Memory):
                 ("next_observation", transition.next_observation),
             )
         )
-        action = chosen("action", transition.action, self._action)
-        reward = chosen("reward", transition.reward, self._reward)
-        terminated = chosen("terminated", transition.terminated, self._terminated)
-        truncated = chosen("truncated", transition.truncated, self._truncated)
+        action = chosen("action", transition.action, self._rows["action"])
+        reward = chosen("reward", transition.reward, self._rows["reward"])
+        terminated = chosen("terminated", transition.terminated, self._rows["terminated"])
+        truncated = chosen("truncated", transition.truncated, self._rows["truncated"])
 
         last = self._last[lanes]
-        ids, rows = self._insert(last, frames, action, reward, terminated, truncated)
+        ids, places = self._insert(last, frames, action, reward, terminated, truncated)
         linked = self._linked[lanes] & (last >= self._oldest)
         before = last[linked] % self.limit
         # The row before needs its slot no longer, now that its successor is a row: that takes it over.
         slots = np.empty(len(lanes), np.int64)
-        slots[linked] = ~self._successor[before]
+        successor = self._rows["successor"]
+        slots[linked] = ~successor[before]
         slots[~linked] = self._take_slots(len(lanes) - len(before))
-        self._successor[before] = rows[linked]
-        self._successor[rows] = ~slots
+        successor[before] = places[linked]
+        successor[places] = ~slots
         tree_map(lambda own, leaf: own.extra.__setitem__(slots, leaf), self._frames, successors)
         self._last[lanes] = ids
 
@@ -509,9 +504,9 @@ class SequentialMemory(Memory):
         """
         if batch_size < 1 or k < 1:
             raise ValueError(f"batch_size and k must be at least 1, got batch_size={batch_size}, k={k}.")
-        ids, rows = self._draw(batch_size * k, self.rng if rng is None else rng)
+        ids, places = self._draw(batch_size * k, self.rng if rng is None else rng)
         self._warn_if_fewer(batch_size)
-        return self._gather(ids, rows, (k, batch_size), gamma)
+        return self._gather(ids, places, (k, batch_size), gamma)
 
     def sample(self, batch_size: int, batch_idxs: Sequence[int] | None = None) -> list[Experience]:
         """Draws transitions as keras-rl does.
@@ -576,7 +571,7 @@ class SequentialMemory(Memory):
             raise ValueError("The memory is empty: store transitions before sampling.")
         if ids is None:
             ids = rng.integers(oldest, end, size=count)
-        rows, fit = self._window(ids)
+        places, fit = self._window(ids)
         bad = np.flatnonzero(~fit)
         for attempt in range(_MAX_REDRAWS + 1):
             if not len(bad):
@@ -585,9 +580,9 @@ class SequentialMemory(Memory):
                 ids[bad] = rng.integers(oldest, end, size=len(bad))
             else:  # almost every row is unfit: choose among those that are left
                 ids[bad] = rng.choice(self._fit_ids(), size=len(bad))
-            rows[bad], fit = self._window(ids[bad])
+            places[bad], fit = self._window(ids[bad])
             bad = bad[~fit]
-        return ids, rows
+        return ids, places
 
     def _fit_ids(self) -> np.ndarray:
         ids = np.arange(self._oldest, self._next_id)
@@ -601,41 +596,41 @@ class SequentialMemory(Memory):
         return ids
 
     def _window(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the places (M, W) of the windows that end with `ids` (padding: `limit`), and the fit ones."""
-        oldest = self._oldest
-        rows = np.empty((len(ids), self.window_length), np.int64)
-        rows[:, -1] = row = ids % self.limit
-        fit = self._successor[row] != _UNKNOWN
+        """Returns the places (M, W) of the windows that end with `ids` (padding: `limit`), and which fit."""
+        oldest, previous = self._oldest, self._rows["previous"]
+        places = np.empty((len(ids), self.window_length), np.int64)
+        places[:, -1] = place = ids % self.limit
+        fit = self._rows["successor"][place] != _UNKNOWN
         for column in range(self.window_length - 2, -1, -1):
-            before = self._previous[row]
+            before = previous[place]
             gone = before < oldest
             fit &= ~gone | (before == _NONE)
-            rows[:, column] = row = np.where(gone, self.limit, before % self.limit)
-        return rows, fit
+            places[:, column] = place = np.where(gone, self.limit, before % self.limit)
+        return places, fit
 
-    def _gather(self, ids: np.ndarray, rows0: np.ndarray, shape: tuple[int, ...], gamma: float) -> Batch:
-        row = rows0[:, -1]
-        successor = self._successor[row]
+    def _gather(self, ids: np.ndarray, places: np.ndarray, shape: tuple[int, ...], gamma: float) -> Batch:
+        rows = self._rows.take(places[:, -1])
+        successor = rows["successor"]
         outside = np.flatnonzero(successor < 0)
         slots = ~successor[outside]
         successor[outside] = self.limit
-        rows1 = np.concatenate((rows0[:, 1:], successor[:, None]), axis=1)
+        places1 = np.concatenate((places[:, 1:], successor[:, None]), axis=1)
         nothing = outside[:0]
 
-        def states(rows: np.ndarray, outside: np.ndarray) -> Any:
+        def states(places: np.ndarray, outside: np.ndarray) -> Any:
             def one(own: _FrameStore) -> np.ndarray:
-                frames = own.gather(rows, outside, slots)
+                frames = own.gather(places, outside, slots)
                 return frames.reshape(shape + frames.shape[1:])
 
             return tree_map(one, self._frames)
 
-        action = self._action[row]
+        action = rows["action"].copy()
         return Batch(
-            state0=states(rows0, nothing),
+            state0=states(places, nothing),
             action=action.reshape(shape + action.shape[1:]),
-            reward=self._reward[row].reshape(shape),
-            state1=states(rows1, outside),
-            terminal1=self._terminated[row].astype(np.float32).reshape(shape),
+            reward=rows["reward"].copy().reshape(shape),
+            state1=states(places1, outside),
+            terminal1=rows["terminated"].astype(np.float32).reshape(shape),
             discount=np.full(shape, gamma, np.float32),
             weight=np.ones(shape, np.float32),
             index=ids.reshape(shape),
@@ -672,12 +667,12 @@ class SequentialMemory(Memory):
             frames = tree_map(
                 lambda own, leaf: _matching("observation", leaf, 1, own.ring), self._frames, frames
             )
-            actions = _matching("action", actions, 1, self._action)
-            ids, rows = self._insert(
+            actions = _matching("action", actions, 1, self._rows["action"])
+            ids, places = self._insert(
                 np.array([self._tail]), frames, actions, np.array([reward], np.float32), bool(terminal), False
             )
             if self._tail >= self._oldest and not self._tail_trails:
-                self._successor[self._tail % self.limit] = rows[0]
+                self._rows["successor"][self._tail % self.limit] = places[0]
             row = int(ids[0])
         trails = bool(self.recent_terminals) and self.recent_terminals[-1]
         super().append(observation, action, reward, terminal, training)
@@ -695,22 +690,25 @@ class SequentialMemory(Memory):
     @property
     def actions(self) -> _InOrderOfAge:
         """Actions in order of age."""
-        return _InOrderOfAge(self, self._action)
+        return self._field("action")
 
     @property
     def rewards(self) -> _InOrderOfAge:
         """Rewards in order of age."""
-        return _InOrderOfAge(self, self._reward)
+        return self._field("reward")
 
     @property
     def terminals(self) -> _InOrderOfAge:
         """Whether the episode terminated with the row, in order of age."""
-        return _InOrderOfAge(self, self._terminated)
+        return self._field("terminated")
 
     @property
     def truncations(self) -> _InOrderOfAge:
         """Whether the episode was cut off with the row, in order of age."""
-        return _InOrderOfAge(self, self._truncated)
+        return self._field("truncated")
+
+    def _field(self, name: str) -> _InOrderOfAge:
+        return _InOrderOfAge(self, None if self._rows is None else self._rows[name])
 
     @property
     def nb_entries(self) -> int:
@@ -720,18 +718,11 @@ class SequentialMemory(Memory):
     @property
     def nbytes(self) -> int:
         """Bytes allocated; the operating system commits them only as the rows are written."""
-        arrays: list[np.ndarray] = [
-            self._previous,
-            self._successor,
-            self._reward,
-            self._terminated,
-            self._truncated,
-        ]
-        if self._frames is not None:
-            arrays.append(self._action)
-            for own in tree_leaves(self._frames):
-                arrays += [own.ring, own.extra]
-        return sum(array.nbytes for array in arrays)
+        if self._rows is None:
+            return 0
+        return self._rows.nbytes + sum(
+            own.ring.nbytes + own.extra.nbytes for own in tree_leaves(self._frames)
+        )
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
@@ -764,38 +755,46 @@ class SequentialMemory(Memory):
         self.recent_terminals.clear()
 
     def _allocate(self, observation: Any, action: Any) -> None:
-        if self._frames is not None:
+        if self._rows is not None:
             return
         action = np.asarray(action)
+        # One record per row, so that a drawn row costs one access to far memory and not one per field. The
+        # successor is a place in the ring, or ~slot of the extra store.
+        fields: list[Any] = [("previous", np.int64), ("successor", np.int64), ("reward", np.float32)]
+        fields += [("action", np.float32 if action.dtype.kind == "f" else np.int64, action.shape[1:])]
+        fields += [("terminated", bool), ("truncated", bool)]
         try:
-            frames = tree_map(lambda leaf: _FrameStore(self.limit, np.asarray(leaf)), observation)
-            dtype = np.float32 if action.dtype.kind == "f" else np.int64
-            self._action = np.zeros((self.limit, *action.shape[1:]), dtype)
+            self._frames = tree_map(lambda leaf: _FrameStore(self.limit, np.asarray(leaf)), observation)
+            # Index `limit` stands for padding wherever rows are followed or gathered.
+            rows = np.zeros(self.limit + 1, np.dtype(fields, align=True))
         except MemoryError:
             row = sum(np.asarray(leaf)[0].nbytes for leaf in tree_leaves(observation))
             raise MemoryError(
                 f"{self.limit} frames of {row} bytes need {self.limit * row / 1e9:.1f} GB: lower the limit."
             ) from None
-        self._frames = frames
+        rows["previous"] = _NONE
+        rows["successor"] = _UNKNOWN
+        self._rows = rows
 
     def _insert(
         self, previous: Any, frames: Any, action: Any, reward: Any, terminated: Any, truncated: Any
     ) -> tuple[np.ndarray, np.ndarray]:
         """Writes rows without successors over the oldest ones, and returns their ids and places."""
         ids = np.arange(self._next_id, self._next_id + len(previous))
-        rows = ids % self.limit
+        places = ids % self.limit
         self._next_id += len(previous)
+        rows = self._rows
         if self._next_id > self.limit:
-            old = self._successor[rows]
+            old = rows["successor"][places]
             self._free += (~old[(old < 0) & (old != _UNKNOWN)]).tolist()
-        self._previous[rows] = previous
-        self._successor[rows] = _UNKNOWN
-        tree_map(lambda own, leaf: own.ring.__setitem__(rows, leaf), self._frames, frames)
-        self._action[rows] = action
-        self._reward[rows] = reward
-        self._terminated[rows] = terminated
-        self._truncated[rows] = truncated
-        return ids, rows
+        rows["previous"][places] = previous
+        rows["successor"][places] = _UNKNOWN
+        rows["action"][places] = action
+        rows["reward"][places] = reward
+        rows["terminated"][places] = terminated
+        rows["truncated"][places] = truncated
+        tree_map(lambda own, leaf: own.ring.__setitem__(places, leaf), self._frames, frames)
+        return ids, places
 
     def _take_slots(self, count: int) -> list[int]:
         if count == 0:
