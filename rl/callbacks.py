@@ -192,8 +192,7 @@ class CallbackList:
             if isinstance(callback, type) or not isinstance(callback, keras.callbacks.Callback):
                 raise TypeError(
                     "Expected instances of rl.callbacks.Callback or keras.callbacks.Callback, "
-                    f"got {callback!r}"
-                    + (", a class: add parentheses." if isinstance(callback, type) else ".")
+                    f"got {callback!r}" + (", a class: add parentheses." if isinstance(callback, type) else ".")
                 )
         histories = [c for c in self.callbacks if isinstance(c, keras.callbacks.History)]
         self.history = histories[0] if histories else keras.callbacks.History()
@@ -324,26 +323,24 @@ def _print(text: str, end: str = "\n") -> None:
     print(text, end=end, flush=True)  # flushed, so that a log file can be followed
 
 
-def _number(value: float | None) -> str:
-    """At most nine characters for any number; '--' where there is none."""
+def _number(value: float | None, width: int = 9, digits: int = 4) -> str:
+    """A number with as many decimals as fit into a width of at least 8; '--' where there is none."""
     if value is None or math.isnan(value):
         return "--"
-    size = abs(value)
-    if size == 0 or 1e-4 <= size < 1e3:
-        return f"{value:.4f}"
-    return f"{value:.1f}" if 1e3 <= size < 1e6 else f"{value:.2e}"
-
-
-def _return(value: float | None) -> str:
-    return f"{value:.3f}" if value is not None and abs(value) < 1e5 else _number(value)
+    if not 0 < abs(value) < 10.0**-digits:
+        for n in range(digits, -1, -1):
+            if len(text := f"{value:.{n}f}") <= width:
+                return text
+    return f"{value:.1e}"
 
 
 class _Table:
-    """Rows of right-aligned columns; the header comes back every 50 rows, so that it stays in sight."""
+    """Rows of right-aligned columns, at most 100 characters with up to four metrics; a header every 50 rows."""
 
     def __init__(self, columns: Sequence[tuple[str, int]], metrics: Iterable[str]) -> None:
-        self.columns = [(name, max(width, len(name) + 2)) for name, width in columns]
-        self.columns += [(name, max(10, len(name) + 2)) for name in metrics]
+        columns = [*columns, *((name, max(10, len(name) + 1)) for name in metrics)]
+        roomy = sum(width for _, width in columns) + len(columns) <= 100
+        self.columns = [(name, width + roomy) for name, width in columns]
         self.rows = 0
 
     def row(self, cells: Sequence[str]) -> str:
@@ -373,8 +370,8 @@ class _TrainLogger(Callback):
 
     def _table(self, columns: Sequence[tuple[str, int]]) -> _Table:
         # The first column grows with the number of steps asked for: "   500/100000".
-        width = max(13, 2 * len(str(self.nb_steps)) + 2)
-        return _Table([("steps done", width), *columns], self.metrics_names)
+        width = max(13, 2 * len(str(self.nb_steps)) + 1)
+        return _Table([("steps", width), *columns], self.metrics_names)
 
     def _progress(self, step: int) -> str:
         return f"{step}/{self.nb_steps}" if self.nb_steps is not None else str(step)
@@ -410,7 +407,7 @@ class TrainEpisodeLogger(_TrainLogger):
         super().on_train_begin(logs)
         self.first_step = self.model.step
         self.begun: dict[int, int] = {}
-        columns = [("episode", 9), ("duration", 9), ("steps", 7), ("steps/s", 9), ("reward", 11)]
+        columns = [("episode", 8), ("duration", 9), ("length", 7), ("steps/s", 8), ("reward", 10)]
         self.table = self._table(columns)
 
     def on_episode_begin(self, episode: int, logs: Any = None) -> None:
@@ -427,7 +424,7 @@ class TrainEpisodeLogger(_TrainLogger):
             f"{duration:.2f}s" if duration < 1000 else f"{duration:.0f}s",
             str(logs["nb_episode_steps"]),
             f"{rate:.0f}",
-            _return(logs["episode_reward"]),
+            _number(logs["episode_reward"], digits=3),
         ]
         _print(self.table.row(cells + [_number(logs.get(name)) for name in self.metrics_names]))
 
@@ -454,17 +451,13 @@ class TrainIntervalLogger(_TrainLogger):
     def on_train_begin(self, logs: Any = None) -> None:
         """Prints the heading and starts the first interval."""
         super().on_train_begin(logs)
-        self.table = self._table([("steps/s", 9), ("episodes", 10), ("reward", 10), ("min", 10), ("max", 10)])
+        self.table = self._table([("steps/s", 8), ("episodes", 9), ("reward", 10), ("min", 9), ("max", 9)])
         self.has_bar = sys.stdout.isatty() or "ipykernel" in sys.modules
         self.bar_width = 0
         self.recent: deque[float] = deque(maxlen=100)
-        self.step = 0
-        self._begin_interval()
-
-    def _begin_interval(self) -> None:
-        self.first, self.next = self.step, (self.step // self.interval + 1) * self.interval
         self.returns: list[float] = []
-        self.metrics_at_start = self._metric_totals()
+        self.step, self.first, self.next = 0, 0, self.interval
+        self.totals = self._metric_totals()
         self.start = self.drawn = time.perf_counter()
 
     def _metric_totals(self) -> np.ndarray:
@@ -479,19 +472,21 @@ class TrainIntervalLogger(_TrainLogger):
 
     def on_vector_step_end(self, logs: Any = None) -> None:
         """Moves the bar, at most ten times a second, or starts a new one."""
-        if (
-            self.step >= self.next
-        ):  # one step late: the episodes that the last step ended belong to its interval
-            self._end_interval()
+        if self.step >= self.next:  # only now: the episodes that its last step ended belong to the interval
+            self._print_summary()
         self.step = logs["step"]
-        if self.has_bar and (now := time.perf_counter()) - self.drawn >= 0.1:
+        if self.step >= self.next:
+            self._end_interval()
+        elif self.has_bar and (now := time.perf_counter()) - self.drawn >= 0.1:
             self.drawn = now
             self._draw(now)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Prints the summary of the last, shorter interval and the time taken."""
         if self.step > self.first:
-            self._end_interval()
+            if self.step < self.next:
+                self._end_interval()
+            self._print_summary()
         super().on_train_end(logs)
 
     def _draw(self, now: float) -> None:
@@ -500,7 +495,7 @@ class TrainIntervalLogger(_TrainLogger):
             size = min(size, max(self.nb_steps - self.first, 1))
         done = self.step - self.first
         filled = min(30 * done // size, 30)
-        mean = _return(sum(self.recent) / len(self.recent)) if self.recent else "--"
+        mean = _number(sum(self.recent) / len(self.recent) if self.recent else None, digits=3)
         text = f"{done:>{len(str(size))}}/{size} [{'=' * filled}{'.' * (30 - filled)}]"
         text += f" {done / (now - self.start):.0f} steps/s - mean reward: {mean}"
         text = text[: shutil.get_terminal_size().columns - 1]  # a line that wraps cannot be overwritten
@@ -508,15 +503,20 @@ class TrainIntervalLogger(_TrainLogger):
         self.bar_width = len(text)
 
     def _end_interval(self) -> None:
-        rate = (self.step - self.first) / max(time.perf_counter() - self.start, 1e-9)
-        returns = np.array(self.returns)
-        cells = [self._progress(self.step), f"{rate:.0f}", str(len(returns))]
-        cells += [_return(f(returns)) if len(returns) else "--" for f in (np.mean, np.min, np.max)]
-        sums, counts = self._metric_totals() - self.metrics_at_start
-        cells += [_number(total / n if n else None) for total, n in zip(sums, counts, strict=True)]
+        now, totals = time.perf_counter(), self._metric_totals()
+        self.duration, self.start = now - self.start, now
+        (self.sums, self.counts), self.totals = totals - self.totals, totals
+
+    def _print_summary(self) -> None:
+        rate = (self.step - self.first) / max(self.duration, 1e-9)
+        returns = self.returns or [math.nan]
+        cells = [self._progress(self.step), f"{rate:.0f}", str(len(self.returns))]
+        cells.append(_number(sum(returns) / len(returns), digits=3))
+        cells += [_number(value, width=8, digits=3) for value in (min(returns), max(returns))]
+        cells += [_number(total / n if n else None) for total, n in zip(self.sums, self.counts, strict=True)]
         _print(("\r" + " " * self.bar_width + "\r" if self.bar_width else "") + self.table.row(cells))
-        self.bar_width = 0
-        self._begin_interval()
+        self.bar_width, self.returns = 0, []
+        self.first, self.next = self.step, (self.step // self.interval + 1) * self.interval
 
 
 def _finite(value: Any) -> Any:
