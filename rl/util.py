@@ -186,11 +186,7 @@ def _check_config(cls: type) -> None:
     if init.__module__.startswith("keras.") or not get_config.__module__.startswith("keras."):
         return
     parameters = list(inspect.signature(vars(init)["__init__"]).parameters.values())[1:]
-    own = [
-        p.name
-        for p in parameters
-        if p.kind is not p.VAR_KEYWORD and p.name not in ("name", "dtype", "trainable")
-    ]
+    own = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD and p.name not in ("name", "dtype", "trainable")]
     if own:
         raise NotImplementedError(f"{cls.__name__} has no get_config() that returns {', '.join(own)}.")
 
