@@ -258,6 +258,8 @@ class CallbackList:
                     # It would add this to the logs; CSVLogger takes its columns from the first row.
                     rate = self._model.optimizer.learning_rate
                     logs["learning_rate"] = float(keras.ops.convert_to_numpy(rate))
+            elif callback in self._bars:
+                callback.on_epoch_end(self._epoch, {name: v for name, v in logs.items() if not _is_nan(v)})
             else:
                 callback.on_epoch_end(self._epoch, logs)
         self._epoch += 1
