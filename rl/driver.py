@@ -10,20 +10,17 @@ from __future__ import annotations
 import copy
 import operator
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.error import ClosedEnvironmentError
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode
 
 from rl.common.misc_util import tree_map
 from rl.common.observation_spec import MisfitError, ObservationSpec
-from rl.common.single_env import SingleEnv
-from rl.common.vec_env import VecEnv, successors
+from rl.common.single_env import SingleEnv, as_lanes
+from rl.common.vec_env import successors
 
 __all__ = ["EnvDriver", "Transition"]
 
@@ -103,8 +100,8 @@ class EnvDriver:
         nb_max_start_steps: int = 0,
         start_step_policy: Callable[[Any], Any] | None = None,
     ) -> None:
+        self._venv = as_lanes(env)
         self._name = type(getattr(env, "unwrapped", env)).__name__
-        self._venv = _as_lanes(env, self._name)
         self.env, self.processor, self.start_step_policy = env, processor, start_step_policy
         self.is_vector = not isinstance(self._venv, SingleEnv)
         self.nb_lanes = self._venv.num_envs
@@ -126,7 +123,7 @@ class EnvDriver:
 
         own = _overridden(processor)
         self._process_action = processor.process_action if "process_action" in own else None
-        self._process_step = processor.process_step if own - {"process_action"} else None
+        self._processes = bool(own - {"process_action"})
         self._sees = bool(own & {"process_step", "process_observation"})
 
         self._none = np.zeros(self.nb_lanes, bool)
@@ -142,8 +139,12 @@ class EnvDriver:
 
     def _clear(self) -> None:
         """Forget the open episodes."""
-        self._due = self._resetting = self._fresh = self._spent = self.started = self._none
-        self._start = np.zeros(self.nb_lanes, np.int64)  # start steps left to play
+        self._due = self._none  # lanes that observe() resets
+        self._resetting = self._none  # lanes that reset themselves within the next step (NEXT_STEP)
+        self._fresh = self._none  # lanes whose episode has begun, but not for the agent yet
+        self._spent = self._none  # lanes that ended within their start steps: the next episode gets none
+        self.started = self._none
+        self._start = np.zeros(self.nb_lanes, np.int64)  # start steps that are left to play
         self._special = self._starting = self._settled = False
         self.episode_step = np.zeros(self.nb_lanes, np.int64)
         self.reset_infos: list[dict[str, Any]] = [{} for _ in range(self.nb_lanes)]
@@ -162,7 +163,7 @@ class EnvDriver:
         self.failed = True
         observation, infos = self._venv.reset(seed=seed)
         self._clear()
-        if seed is not None:
+        if seed is not None and self.nb_max_start_steps:
             self._seed_starts(seed)
         self._observation = self._first(observation, range(self.nb_lanes))
         self.reset_infos[:] = infos
@@ -224,7 +225,7 @@ class EnvDriver:
             raise ValueError(f"step() needs {self.nb_lanes} actions, one per lane, got shape {action.shape}.")
         offset = self.action_space.start if isinstance(self.action_space, spaces.Discrete) else 0
         sent = self._to_env(action + offset if offset else action)
-        self.started = self._none
+        self.started, self.failed = self._none, True
         row = self._play(action, sent)
         for _ in range(self.action_repetition - 1):
             if row.terminated[0] or row.truncated[0]:
@@ -232,7 +233,9 @@ class EnvDriver:
             new = self._play(action, sent)
             info = [_summed(row.info[0], new.info[0])]
             row = new._replace(observation=row.observation, reward=row.reward + new.reward, info=info)
-        return self._settle(row)
+        row = self._settle(row)
+        self.failed = False
+        return row
 
     # One step of the env.
 
@@ -260,74 +263,72 @@ class EnvDriver:
 
     def _play(self, action: np.ndarray, sent: Any) -> Transition:
         """Step the env once; what is left to `_settle` is the episodes' bookkeeping."""
-        before, lanes = self._observation, range(self.nb_lanes)
+        before = self._observation
         valid = ~(self._resetting | (self._start > 0)) if self._special else self._all
-        self.failed = True
         given, reward, terminated, truncated, info = self._venv.step(sent)
-        # Copies, since an env may reuse its arrays and some entries change below.
+        # Copies, since an env may reuse its arrays and a processor may change an entry.
         terminated, truncated = np.array(terminated, bool), np.array(truncated, bool)
         self._env_ended = terminated | truncated
-        follows_on = self._mode is AutoresetMode.SAME_STEP and np.count_nonzero(self._env_ended)
-        observation = successors(given, info) if follows_on else given
-        if self._process_step is not None:
-            rows = [self._row(observation, i) if self._sees else None for i in lanes]
-            reward, info = list(reward), list(info)
-            for i in lanes:
-                if self._resetting[i]:
-                    rows[i] = self.processor.process_observation(rows[i])
-                    continue
-                was = bool(self._env_ended[i])
-                rows[i], reward[i], done, info[i] = self._process_step(rows[i], reward[i], was, info[i])
-                if bool(done) != was:
-                    terminated[i], truncated[i] = done, was
-            observation = self._stack(rows, lanes) if self._sees else observation
+        gone_on = self._mode is AutoresetMode.SAME_STEP and np.count_nonzero(self._env_ended)
+        observation = successors(given, info) if gone_on else given
+        if self._processes:
+            observation, reward, info = self._process(observation, reward, terminated, truncated, info)
         if not self._sees:
             observation = self._checked(observation)
-        with np.errstate(over="ignore"):
+        with np.errstate(all="ignore"):
             rewards = np.array(reward, np.float32)
-        if rewards.dot(self._zeros) != 0.0:  # the cheapest test there is: 0 * x is 0 for finite x only
+            finite = rewards.dot(self._zeros) == 0.0  # the cheapest test: 0 * x is 0 for finite x only
+        if not finite:
             i = int(np.flatnonzero(~np.isfinite(rewards))[0])
             raise ValueError(f"{self._name} gave the reward {reward[i]} {self._where(i)}: it must be a finite float32.")
         self._observation = observation
-        if follows_on:
-            ended = np.flatnonzero(self._env_ended)
-            self._observation = self._with_rows(observation, self._first(given, ended), ended)
-        self.failed = False
+        if gone_on:
+            lanes = np.flatnonzero(self._env_ended)
+            self._observation = self._with_rows(observation, self._first(given, lanes), lanes)
         return Transition(before, action, rewards, observation, terminated, truncated, valid, info)
+
+    def _process(
+        self, observation: Any, reward: Any, terminated: np.ndarray, truncated: np.ndarray, info: Any
+    ) -> tuple[Any, list[Any], list[Any]]:
+        """Apply the processor lane by lane; the flags are changed in place."""
+        lanes, reward, info = range(self.nb_lanes), list(reward), list(info)
+        rows = [self._row(observation, i) if self._sees else None for i in lanes]
+        for i in lanes:
+            if self._resetting[i]:
+                rows[i] = self.processor.process_observation(rows[i])
+                continue
+            ended = bool(self._env_ended[i])
+            rows[i], reward[i], done, info[i] = self.processor.process_step(rows[i], reward[i], ended, info[i])
+            if bool(done) != ended:
+                terminated[i], truncated[i] = done, ended
+        return self._stack(rows, lanes) if self._sees else observation, reward, info
 
     # Episodes: who has ended, who begins, who is to be reset.
 
     def _settle(self, row: Transition) -> Transition:
         """Count the steps, cut episodes that are too long, note which lanes end, begin or must be reset."""
-        truncated, over = row.truncated, row.terminated | row.truncated
-        self.episode_step = self.episode_step + row.valid
+        terminated, truncated, valid = row.terminated, row.truncated, row.valid
+        over = terminated | truncated
+        self.episode_step = self.episode_step + valid
         if self.nb_max_episode_steps is not None and self.episode_step.max() >= self.nb_max_episode_steps:
-            cut = row.valid & ~over & (self.episode_step >= self.nb_max_episode_steps)
+            cut = valid & ~over & (self.episode_step >= self.nb_max_episode_steps)
             truncated, over = truncated | cut, over | cut
         if not self._special and not np.count_nonzero(over):
             return row
-        began = self._resetting
-        if self._mode is AutoresetMode.DISABLED:
-            self._due = over
-        else:
-            self._due = over & ~self._env_ended
-            if self._mode is AutoresetMode.SAME_STEP:
-                began = self._env_ended
-            else:
-                self._resetting = self._env_ended
-        for i in np.flatnonzero(began):
-            self.reset_infos[i] = row.info[i] if began is not self._env_ended else row.info[i].get("reset_info", {})
-        playing = self._start > 0
-        if (playing & over).any():
-            warnings.warn(f"An episode of {self._name} ended within its random start steps.", stacklevel=3)
-        self._spent = self._spent | (playing & over)
-        self._start = np.where(over, 0, self._start - playing)
-        self._begin(began)
         self._settled = False
-        valid = row.valid
-        return row._replace(
-            reward=row.reward * valid, terminated=row.terminated & valid, truncated=truncated & valid
-        )
+        same, following = self._mode is AutoresetMode.SAME_STEP, self._mode is AutoresetMode.NEXT_STEP
+        begun = self._env_ended if same else self._resetting
+        for i in np.flatnonzero(begun):
+            self.reset_infos[i] = row.info[i].get("reset_info", {}) if same else row.info[i]
+        self._due = over & ~self._env_ended if same or following else over
+        self._resetting = self._env_ended if following else self._none
+        if self._starting:
+            self._spent = self._spent | (over & (self._start > 0))
+            self._start = np.where(over, 0, np.maximum(self._start - 1, 0))
+        self._begin(begun)
+        if valid is self._all:
+            return row._replace(truncated=truncated)
+        return row._replace(reward=row.reward * valid, terminated=terminated & valid, truncated=truncated & valid)
 
     def _begin(self, lanes: np.ndarray) -> None:
         """Note that these lanes stand at an episode's first observation, and draw their start steps."""
@@ -405,26 +406,6 @@ class EnvDriver:
 
     def _where(self, lane: int) -> str:
         return f"in lane {lane}, step {self.episode_step[lane] + 1} of its episode"
-
-
-def _as_lanes(env: Any, name: str) -> Any:
-    """The env as something that resets and steps N lanes."""
-    if isinstance(env, type):
-        raise TypeError(f"env must be an environment, got the class {env.__name__} itself: create one.")
-    missing = [f"{m}()" for m in ("reset", "step") if not callable(getattr(env, m, None))]
-    if missing:
-        raise TypeError(f"{name} is no environment: it has no {' and no '.join(missing)} as gymnasium.Env has.")
-    if getattr(env, "closed", False) is True:
-        raise ClosedEnvironmentError(f"{name} is closed: create a new one.")
-    if isinstance(env, VecEnv):
-        return env
-    if isinstance(env, VectorEnv):
-        from rl.common.vec_env import from_gymnasium
-
-        return from_gymnasium(env)
-    if hasattr(env, "num_envs") and not isinstance(env, gymnasium.Env):
-        raise TypeError(f"{name} is neither an rl.common.vec_env.VecEnv nor a gymnasium.vector.VectorEnv.")
-    return SingleEnv(env)
 
 
 def _overridden(processor: Any) -> set[str]:

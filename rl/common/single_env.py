@@ -1,4 +1,4 @@
-"""`SingleEnv`: one environment, of Gymnasium's API or the older one, as a vector of one lane."""
+"""`as_lanes`: any environment as a vector of lanes; `SingleEnv` makes one of a single env, also of the older API."""
 
 from __future__ import annotations
 
@@ -6,11 +6,44 @@ import inspect
 import warnings
 from typing import Any
 
+import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, VectorEnv
 
-__all__ = ["SingleEnv"]
+from rl.common.vec_env.adapters import from_gymnasium
+from rl.common.vec_env.base import VecEnv
+from rl.common.vec_env.errors import ClosedEnvironmentError
+
+__all__ = ["SingleEnv", "as_lanes"]
+
+
+def as_lanes(env: Any) -> Any:
+    """The env as something that resets and steps N lanes.
+
+    Args:
+        env: A `VecEnv`, which is returned as it is, a ``gymnasium.vector.VectorEnv``, which `from_gymnasium` adapts, or
+            a single env, which becomes a `SingleEnv`.
+
+    Raises:
+        TypeError: If it lacks ``reset`` or ``step``, is a class or a vector env of an unknown kind.
+        ClosedEnvironmentError: If it is closed.
+    """
+    name = _name_of(env)
+    if isinstance(env, type):
+        raise TypeError(f"env must be an environment, got the class {env.__name__} itself: create one.")
+    missing = [f"{method}()" for method in ("reset", "step") if not callable(getattr(env, method, None))]
+    if missing:
+        raise TypeError(f"{name} is no environment: it has no {' and no '.join(missing)} as gymnasium.Env has.")
+    if getattr(env, "closed", False) is True:
+        raise ClosedEnvironmentError(f"{name} is closed: create a new one.")
+    if isinstance(env, VecEnv):
+        return env
+    if isinstance(env, VectorEnv):
+        return from_gymnasium(env)
+    if hasattr(env, "num_envs") and not isinstance(env, gymnasium.Env):
+        raise TypeError(f"{name} is neither an rl.common.vec_env.VecEnv nor a gymnasium.vector.VectorEnv.")
+    return SingleEnv(env)
 
 
 class SingleEnv:
@@ -75,7 +108,7 @@ class SingleEnv:
             terminated = done and not truncated
         else:
             raise self._wrong(
-                "step", result, "5 values (observation, reward, terminated, truncated, info) or 4 (with one `done`)"
+                "step", result, "5 values (observation, reward, terminated, truncated, info) or 4 with one `done`"
             )
         # Some older envs give rewards of shape (1,).
         return [observation], np.asarray(reward).reshape(1), [bool(terminated)], [bool(truncated)], [info]
@@ -88,11 +121,13 @@ class SingleEnv:
         if callable(getattr(self.env, "seed", None)):
             self.env.seed(seed)
         else:
-            name = type(self.env).__name__
-            warnings.warn(f"{name} cannot be seeded: it has no reset(seed=...) and no seed().", stacklevel=4)
+            warnings.warn(f"{_name_of(self.env)} has no reset(seed=...) and no seed(): it is not seeded.", stacklevel=4)
         return True
 
     def _wrong(self, method: str, result: Any, wanted: str) -> TypeError:
         given = f"{len(result)} values" if isinstance(result, tuple | list) else f"one {type(result).__name__}"
-        name = type(getattr(self.env, "unwrapped", self.env)).__name__
-        return TypeError(f"{name}.{method}() returned {given}, expected {wanted}.")
+        return TypeError(f"{_name_of(self.env)}.{method}() returned {given}, expected {wanted}.")
+
+
+def _name_of(env: Any) -> str:
+    return type(getattr(env, "unwrapped", env)).__name__
