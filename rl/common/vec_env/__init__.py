@@ -23,6 +23,7 @@ from rl.common.vec_env.errors import (
     WorkerError,
     WorkerTimeoutError,
 )
+from rl.common.vec_env.subproc_env_vec import SubprocVecEnv
 
 __all__ = [
     "AlreadySteppingError",
@@ -37,6 +38,7 @@ __all__ = [
     "ObservationError",
     "RemoteTraceback",
     "ResetNeeded",
+    "SubprocVecEnv",
     "VecEnv",
     "VecEnvError",
     "WorkerDiedError",

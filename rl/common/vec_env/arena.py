@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+import platform
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,13 +13,24 @@ from gymnasium import spaces
 
 from rl.common.vec_env.errors import ObservationError
 
-__all__ = ["Arena", "Leaf", "SpaceTree"]
+__all__ = ["Arena", "Leaf", "SpaceTree", "fence"]
 
 # A group's control words, int64. What the main process writes and what the worker writes lie on separate cache lines.
 COMMAND, TARGET = 0, 1
 DONE, ENDED, MESSAGE, BUSY = 8, 9, 10, 11
 CONTROL_WORDS = 16
 ALIGNMENT = 64
+
+# x86 keeps the order of stores and of loads, so a sequence number that has changed proves that the data before it
+# have arrived. Elsewhere taking a lock is the one full memory barrier that Python has.
+_barrier = threading.Lock()
+fence: Callable[[], object] | None = None
+if platform.machine() not in ("x86_64", "AMD64"):
+
+    def fence() -> object:
+        """Keep loads and stores before it before those after it."""
+        with _barrier:
+            return None
 
 
 class Leaf(NamedTuple):
@@ -75,9 +88,7 @@ class SpaceTree:
         self._flatten(self.tree, value, "", lane, leaves, extra)
         return leaves, extra
 
-    def _flatten(
-        self, node: Any, value: Any, path: str, lane: int, leaves: list[Any], extra: list[str]
-    ) -> None:
+    def _flatten(self, node: Any, value: Any, path: str, lane: int, leaves: list[Any], extra: list[str]) -> None:
         dot = "." if path else ""
         if isinstance(node, dict):
             if not hasattr(value, "keys"):
@@ -154,9 +165,7 @@ def fit(value: Any, leaf: Leaf, lane: int) -> tuple[np.ndarray, str | None]:
     elif kinds[1] in "iub":
         info = np.iinfo(dtype) if kinds[1] != "b" else None  # type: ignore[arg-type]
         low, high = (int(info.min), int(info.max)) if info else (0, 1)
-        fits = kinds[0] in "biu" and (
-            not array.size or (low <= int(array.min()) and int(array.max()) <= high)
-        )
+        fits = kinds[0] in "biu" and (not array.size or (low <= int(array.min()) and int(array.max()) <= high))
         cast = array.astype(dtype) if fits else array
     else:
         cast = array.astype(dtype) if fits else array
@@ -198,6 +207,8 @@ class Arena:
         self._add("reward", (nb_lanes,), np.float64)
         self._add("terminated", (nb_lanes,), np.bool_)
         self._add("truncated", (nb_lanes,), np.bool_)
+        self._add("running_return", (nb_lanes,), np.float64)
+        self._add("running_length", (nb_lanes,), np.int64)
         self._add("episode_return", (nb_lanes,), np.float64)
         self._add("episode_length", (nb_lanes,), np.int64)
         self._add("episode_seconds", (nb_lanes,), np.float64)
@@ -233,6 +244,8 @@ class Arena:
         self.reward = array("reward")
         self.terminated = array("terminated")
         self.truncated = array("truncated")
+        self.running_return = array("running_return")
+        self.running_length = array("running_length")
         self.episode_return = array("episode_return")
         self.episode_length = array("episode_length")
         self.episode_seconds = array("episode_seconds")

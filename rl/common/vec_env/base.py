@@ -60,13 +60,9 @@ def successors(observations: Any, infos: Sequence[dict[str, Any]]) -> Any:
 
 def _replace_rows(batch: Any, rows: list[int], values: list[Any]) -> Any:
     if isinstance(batch, dict):
-        return {
-            key: _replace_rows(leaf, rows, [value[key] for value in values]) for key, leaf in batch.items()
-        }
+        return {key: _replace_rows(leaf, rows, [value[key] for value in values]) for key, leaf in batch.items()}
     if isinstance(batch, tuple):
-        return tuple(
-            _replace_rows(leaf, rows, [value[k] for value in values]) for k, leaf in enumerate(batch)
-        )
+        return tuple(_replace_rows(leaf, rows, [value[k] for value in values]) for k, leaf in enumerate(batch))
     batch = batch.copy()
     for row, value in zip(rows, values, strict=True):
         batch[row] = value
@@ -191,9 +187,7 @@ class VecEnv(abc.ABC):
         """
 
     @abc.abstractmethod
-    def call(
-        self, name: str, *args: Any, indices: int | Iterable[int] | None = None, **kwargs: Any
-    ) -> list[Any]:
+    def call(self, name: str, *args: Any, indices: int | Iterable[int] | None = None, **kwargs: Any) -> list[Any]:
         """Call the method `name` of the environments.
 
         Args:
@@ -330,21 +324,15 @@ class VecEnv(abc.ABC):
 
     def send(self, actions: Any, env_ids: Iterable[int] | None = None) -> None:
         """Start a step of some lanes only; see `SubprocVecEnv.send`."""
-        raise NotImplementedError(
-            f"{type(self).__name__} steps all lanes at once: use step_async() and step_wait()."
-        )
+        raise NotImplementedError(f"{type(self).__name__} steps all lanes at once: use step_async() and step_wait().")
 
     def recv(self, min_envs: int | None = None, timeout: float | None = None) -> tuple[Any, ...]:
         """Wait for some of the lanes that were sent; see `SubprocVecEnv.recv`."""
-        raise NotImplementedError(
-            f"{type(self).__name__} steps all lanes at once: use step_async() and step_wait()."
-        )
+        raise NotImplementedError(f"{type(self).__name__} steps all lanes at once: use step_async() and step_wait().")
 
     def split(self, k: int) -> list[VecEnv]:
         """Make k views over disjoint blocks of lanes, each a vector env with its own steps."""
-        raise NotImplementedError(
-            f"{type(self).__name__} cannot be split: split the vector env that it wraps."
-        )
+        raise NotImplementedError(f"{type(self).__name__} cannot be split: split the vector env that it wraps.")
 
     @property
     def single_observation_space(self) -> gymnasium.Space[Any]:
@@ -428,9 +416,7 @@ class VecEnv(abc.ABC):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuse to be pickled or copied: the environments cannot travel along."""
-        raise TypeError(
-            f"A {type(self).__name__} cannot be pickled or copied. Pass a function that makes one instead."
-        )
+        raise TypeError(f"A {type(self).__name__} cannot be pickled or copied. Pass a function that makes one instead.")
 
     def __repr__(self) -> str:
         """Class, number of lanes and spaces."""

@@ -53,9 +53,7 @@ class ActionCodec:
                 high.append(one.high)
         return np.stack(low), np.stack(high)
 
-    def encode(
-        self, actions: Any, arena: Arena, lanes: slice | np.ndarray, nb_lanes: int
-    ) -> list[Any] | None:
+    def encode(self, actions: Any, arena: Arena, lanes: slice | np.ndarray, nb_lanes: int) -> list[Any] | None:
         """Check the actions of some lanes and write them; nothing is written unless all of them are right.
 
         Args:
@@ -89,9 +87,7 @@ class ActionCodec:
     def _columns(self, actions: Any, nb_lanes: int) -> list[Any]:
         """One column of N entries per leaf, from a batch (dict or tuple of columns) or a list of N actions."""
         space = self.tree.space
-        batched = isinstance(actions, dict) or (
-            isinstance(actions, tuple) and isinstance(space, spaces.Tuple)
-        )
+        batched = isinstance(actions, dict) or (isinstance(actions, tuple) and isinstance(space, spaces.Tuple))
         columns: list[Any] = []
         if batched:
             _walk(self.tree.tree, actions, "", columns)
@@ -117,9 +113,7 @@ class ActionCodec:
         try:
             array = np.asarray(values)
         except ValueError as error:
-            raise ValueError(
-                f"The actions{at} are no array of shape {(nb_lanes, *leaf.shape)}: {error}"
-            ) from error
+            raise ValueError(f"The actions{at} are no array of shape {(nb_lanes, *leaf.shape)}: {error}") from error
         dtype, kind = leaf.dtype, array.dtype.kind
         if array.shape != (nb_lanes, *leaf.shape):
             if array.ndim == 0 or len(array) != nb_lanes:

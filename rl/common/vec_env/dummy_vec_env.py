@@ -32,9 +32,7 @@ class _LocalEngine(Engine):
         any_ended = len(todo) < len(groups)
         while todo:
             nb = 1
-            while (
-                nb < len(todo) and todo[nb] == todo[0] + nb and self.target[todo[nb]] == self.target[todo[0]]
-            ):
+            while nb < len(todo) and todo[nb] == todo[0] + nb and self.target[todo[nb]] == self.target[todo[0]]:
                 nb += 1
             first = todo[0]
             try:

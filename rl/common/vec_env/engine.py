@@ -70,9 +70,7 @@ def check_env_fns(env_fns: Iterable[Callable[[], Any]]) -> list[Callable[[], Any
                 "lambda: gymnasium.make('CartPole-v1')."
             )
         if not callable(env_fn):
-            raise EnvFnError(
-                f"env_fns[{i}] must be a function without arguments, got {type(env_fn).__name__}."
-            )
+            raise EnvFnError(f"env_fns[{i}] must be a function without arguments, got {type(env_fn).__name__}.")
     return functions
 
 
@@ -87,9 +85,7 @@ def common_space(
     first = lane_spaces[0]
     for i, space in enumerate(lane_spaces):
         if not isinstance(space, spaces.Space):
-            raise ValueError(
-                f"Environment {i}: {kind} must be a gymnasium space, got {type(space).__name__}."
-            )
+            raise ValueError(f"Environment {i}: {kind} must be a gymnasium space, got {type(space).__name__}.")
     differing = [i for i, space in enumerate(lane_spaces) if space != first]
     if not differing:
         return first, True
@@ -149,9 +145,7 @@ class Engine(abc.ABC):
         """Agree on the spaces and lay out the arena (without memory yet)."""
         if rule not in ("same", "compatible"):
             raise ValueError(f"spaces must be 'same' or 'compatible', got {rule!r}.")
-        self.observation_space, self.same_observations = common_space(
-            "observation_space", observation_spaces, rule
-        )
+        self.observation_space, self.same_observations = common_space("observation_space", observation_spaces, rule)
         self.action_space, self.same_actions = common_space("action_space", action_spaces, rule)
         self.observation_spaces, self.action_spaces = observation_spaces, action_spaces
         self.observation_tree, self.action_tree = (
@@ -206,8 +200,7 @@ class Engine(abc.ABC):
             "env_index": first.lane,
             "worker_index": worker,
             "env_failures": [
-                EnvFailure(f.lane, self.worker_of(f.lane), f.type_name, f.message, f.traceback)
-                for f in failures
+                EnvFailure(f.lane, self.worker_of(f.lane), f.type_name, f.message, f.traceback) for f in failures
             ],
         }
         for name, value in details.items():
@@ -226,9 +219,7 @@ class Engine(abc.ABC):
         """The exception to raise for a failure, and whether its traceback is only known as text."""
         if isinstance(one.error, Exception):
             return one.error, False
-        return WorkerError(
-            f"{one.type_name}: {one.message} (environment {one.lane})\n\n{one.traceback}"
-        ), True
+        return WorkerError(f"{one.type_name}: {one.message} (environment {one.lane})\n\n{one.traceback}"), True
 
 
 class LaneVecEnv(VecEnv):
@@ -372,9 +363,7 @@ class LaneVecEnv(VecEnv):
             order = np.argsort(np.asarray(lanes, dtype=np.int64), kind="stable")
             wanted = np.asarray(lanes, dtype=np.int64)[order] + self._low
             groups = [
-                g
-                for g in self._groups
-                if np.any((wanted >= engine.bounds[g][0]) & (wanted < engine.bounds[g][1]))
+                g for g in self._groups if np.any((wanted >= engine.bounds[g][0]) & (wanted < engine.bounds[g][1]))
             ]
             whole = [i for g in groups for i in range(*engine.bounds[g])]
             if wanted.tolist() != whole:
@@ -460,9 +449,7 @@ class LaneVecEnv(VecEnv):
         self._last_step = (observations, infos)
         return observations, rewards, terminated, truncated, infos
 
-    def _observations(
-        self, groups: Sequence[int], lanes: slice | np.ndarray, target: int | None, copy: bool
-    ) -> Any:
+    def _observations(self, groups: Sequence[int], lanes: slice | np.ndarray, target: int | None, copy: bool) -> Any:
         engine = self._engine
         tree, sets = engine.observation_tree, engine.arena.observation
         if target is not None and tree.is_leaf and tree.arrays:
@@ -477,9 +464,7 @@ class LaneVecEnv(VecEnv):
                 rows = sets[target][k][lanes]
                 leaves.append(rows.copy() if copy else rows)
             else:
-                leaves.append(
-                    np.concatenate([sets[engine.current[g]][k][slice(*engine.bounds[g])] for g in groups])
-                )
+                leaves.append(np.concatenate([sets[engine.current[g]][k][slice(*engine.bounds[g])] for g in groups]))
         return tree.join(leaves)
 
     def _infos(self, reports: list[Report], lanes: Sequence[int], ended: np.ndarray) -> list[dict[str, Any]]:
@@ -490,9 +475,7 @@ class LaneVecEnv(VecEnv):
             return infos
         reset_infos = {lane: thaw(info) for report in reports for lane, info in report.get("reset_infos", ())}
         finals = {
-            (lane, k): thaw({"": value})[""]
-            for report in reports
-            for lane, k, value in report.get("final_objects", ())
+            (lane, k): thaw({"": value})[""] for report in reports for lane, k, value in report.get("final_objects", ())
         }
         tree = engine.observation_tree
         for row in np.flatnonzero(ended).tolist():
@@ -649,9 +632,7 @@ class LaneVecEnv(VecEnv):
         """Set an attribute; see `VecEnv.set_attr`."""
         self._ask("set_attr", indices, (name, value))
 
-    def call(
-        self, name: str, *args: Any, indices: int | Iterable[int] | None = None, **kwargs: Any
-    ) -> list[Any]:
+    def call(self, name: str, *args: Any, indices: int | Iterable[int] | None = None, **kwargs: Any) -> list[Any]:
         """Call a method; see `VecEnv.call`."""
         return self._ask("call", indices, (name, args, kwargs))
 

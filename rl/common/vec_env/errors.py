@@ -40,9 +40,7 @@ class VecEnvError(Exception):
 class AlreadySteppingError(VecEnvError):
     """A step was started, or a call made from another thread, while a step is pending."""
 
-    def __init__(
-        self, message: str = "A step is pending: call step_wait() before the next step_async()."
-    ) -> None:
+    def __init__(self, message: str = "A step is pending: call step_wait() before the next step_async().") -> None:
         """Explain what is pending."""
         super().__init__(message)
 

@@ -60,6 +60,12 @@ def freeze(info: dict[str, Any], lane: int, bad: list[tuple[int, str, str]]) -> 
     frozen: dict[str, Any] = {}
     for key, value in info.items():
         kind = type(value)
+        if type(key) is not str:
+            try:
+                dumps(key)
+            except Exception:
+                bad.append((lane, str(key), f"{type(key).__module__}.{type(key).__qualname__} (a key)"))
+                continue
         if kind in _ATOMS or (isinstance(value, np.generic) and not value.dtype.hasobject):
             frozen[key] = value
         elif kind is np.ndarray and not value.dtype.hasobject:
@@ -104,9 +110,7 @@ def as_flag(value: Any, lane: int, name: str) -> bool:
     Raises:
         TypeError: For everything else.
     """
-    if isinstance(value, (bool, np.bool_, int, np.number)) or (
-        isinstance(value, np.ndarray) and value.size == 1
-    ):
+    if isinstance(value, (bool, np.bool_, int, np.number)) or (isinstance(value, np.ndarray) and value.size == 1):
         return bool(value)
     raise TypeError(f"Environment {lane}: {name} must be a bool, got {type(value).__name__}.")
 
@@ -140,11 +144,7 @@ def unpack_reset(result: Any, lane: int, env: Any) -> Any:
     Raises:
         TypeError: If it is not a pair of an observation and a dict.
     """
-    if (
-        isinstance(result, (tuple, list))
-        and len(result) == 2
-        and (isinstance(result[1], dict) or result[1] is None)
-    ):
+    if isinstance(result, (tuple, list)) and len(result) == 2 and (isinstance(result[1], dict) or result[1] is None):
         return result
     raise TypeError(
         f"Environment {lane}: {type(env).__name__}.reset() must return (observation, info), got {_describe(result)} "
@@ -156,9 +156,7 @@ def failure(lane: int, error: BaseException) -> Failure:
     """Describe `error`, which is being handled."""
     kind = type(error)
     name = (
-        kind.__qualname__
-        if kind.__module__ in ("builtins", "__main__")
-        else f"{kind.__module__}.{kind.__qualname__}"
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
     )
     try:
         message = str(error)
@@ -243,21 +241,18 @@ class Lanes:
         self._observations = observations
         self._actions = actions
         self._sets = [
-            [{k: a[i : i + 1] for k, a in part.items()} for i in range(low, high)]
-            for part in arena.observation
+            [{k: a[i : i + 1] for k, a in part.items()} for i in range(low, high)] for part in arena.observation
         ]
         self._final = [{k: a[i : i + 1] for k, a in arena.final.items()} for i in range(low, high)]
         leaf = observations.leaves[0] if observations.is_leaf else None
         self._plain = leaf is not None and leaf.dtype is not None
         # A step of a plain observation writes through these; "..." keeps a scalar space's row an array.
-        self._rows = (
-            [[a[0][i, ...] for i in range(low, high)] for a in arena.observation] if self._plain else []
-        )
+        self._rows = [[a[0][i, ...] for i in range(low, high)] for a in arena.observation] if self._plain else []
         self._shape, self._dtype = (leaf.shape, leaf.dtype) if leaf is not None else ((), None)
         self._action_block = {k: a[low:high] for k, a in arena.action.items()}
-        self._reward = memoryview(arena.reward)[low:high]
-        self._terminated = memoryview(arena.terminated.view(np.uint8))[low:high]
-        self._truncated = memoryview(arena.truncated.view(np.uint8))[low:high]
+        self._reward: Any = memoryview(arena.reward)[low:high]
+        self._terminated: Any = memoryview(arena.terminated.view(np.uint8))[low:high]
+        self._truncated: Any = memoryview(arena.truncated.view(np.uint8))[low:high]
         self._episode = (
             arena.episode_return[low:high],
             arena.episode_length[low:high],
@@ -265,10 +260,12 @@ class Lanes:
         )
         self._control = arena.control
         self._busy = group * CONTROL_WORDS + BUSY
-        self._return = [0.0] * nb
-        self._length = [0] * nb
+        # In the arena, so that they outlive the worker.
+        self._return: Any = memoryview(arena.running_return)[low:high]
+        self._length: Any = memoryview(arena.running_length)[low:high]
         self._started = [0.0] * nb
         self._due = [False] * nb  # NEXT_STEP: the next step resets this lane
+        self._owed_seeds: dict[int, int | None] = {}
         self.current = 0
 
     def actions(self, low: int, high: int) -> list[Any]:
@@ -305,6 +302,12 @@ class Lanes:
         self._control[self._busy] = -1
         self.current = target
         return report
+
+    def owe_reset(self, jobs: Sequence[tuple[int, int | None, dict[str, Any] | None]]) -> None:
+        """Leave lanes to their next reset (in NEXT_STEP: the next step's), and remember the seeds for it."""
+        for k, seed, _ in jobs:
+            self._owed_seeds[k] = seed
+            self._due[k] = self.next_step
 
     def step(self, actions: Sequence[Any], low: int, target: int) -> tuple[bool, Report | None]:
         """Step local lanes low, low + 1, ... into observation set `target`.
@@ -357,10 +360,7 @@ class Lanes:
                     report = {} if report is None else report
                     self._end(k, observation, target, report)
                 elif (
-                    plain
-                    and type(observation) is ndarray
-                    and observation.dtype == dtype
-                    and observation.shape == shape
+                    plain and type(observation) is ndarray and observation.dtype == dtype and observation.shape == shape
                 ):
                     rows[k][...] = observation
                 else:
@@ -411,6 +411,8 @@ class Lanes:
         self._return[k], self._length[k] = 0.0, 0
         self._masks[k] = None
         env = self.envs[k]
+        owed = self._owed_seeds.pop(k, None)
+        seed = owed if seed is None else seed
         kwargs: dict[str, Any] = {}
         # Passed only where given: a duck-typed environment may know neither.
         if seed is not None:
@@ -425,9 +427,7 @@ class Lanes:
 
     def _tell_info(self, k: int, info: Any, report: Report, kind: str) -> None:
         if not isinstance(info, dict):
-            raise TypeError(
-                f"Environment {self.first + k}: the info must be a dict, got {type(info).__name__}."
-            )
+            raise TypeError(f"Environment {self.first + k}: the info must be a dict, got {type(info).__name__}.")
         bad: list[tuple[int, str, str]] = []
         report.setdefault(kind, []).append((self.first + k, freeze(info, self.first + k, bad)))
         if bad:
@@ -437,16 +437,10 @@ class Lanes:
     def _put(self, k: int, observation: Any, target: int, report: Report) -> None:
         self._write(k, observation, self._sets[target][k], report, "objects")
 
-    def _write(
-        self, k: int, observation: Any, rows: dict[int, np.ndarray], report: Report, objects: str
-    ) -> None:
+    def _write(self, k: int, observation: Any, rows: dict[int, np.ndarray], report: Report, objects: str) -> None:
         lane, tree = self.first + k, self._observations
         leaves, extra = tree.flatten(observation, lane)
-        remarks = (
-            [f"observation has entries that its space does not know: {extra}. They are dropped."]
-            if extra
-            else []
-        )
+        remarks = [f"observation has entries that its space does not know: {extra}. They are dropped."] if extra else []
         for number, value in enumerate(leaves):
             leaf = tree.leaves[number]
             if leaf.dtype is None:
