@@ -327,6 +327,7 @@ class Agent(keras.Model):
             own.append(Visualizer())
         params = {"nb_episodes": nb_episodes, "verbose": verbose}
         training_state, stop_training = self.run_state, self.stop_training
+        learns = getattr(self.processor, "training", None)  # a processor with statistics has this switch
         streams = [(s, s.get_random_state()) for s in self.random_streams()]
         if self._lanes is not None and self._lanes.driver.env is env:
             self._lanes = None
@@ -334,6 +335,8 @@ class Agent(keras.Model):
         self.run_state.step = training_state.step  # schedules read it
         self.stop_training = False
         try:
+            if learns is not None:
+                self.processor.training = False
             lanes = self._new_lanes(env, options, seed)
             each, more = divmod(nb_episodes, lanes.driver.nb_lanes)
             quota = np.full(lanes.driver.nb_lanes, each)
@@ -342,6 +345,8 @@ class Agent(keras.Model):
         finally:
             self.run_state = training_state
             self.stop_training = stop_training
+            if learns is not None:
+                self.processor.training = learns
             for stream, snapshot in streams:
                 stream.set_random_state(snapshot)
 

@@ -169,6 +169,8 @@ class ReplayAgent(Agent):
         # Held in an object that Keras does not look into: once a model was called, it refuses new state.
         self._compiled_metrics = _Untracked(resolved)
         self._functions = None
+        for stream in self.random_streams():  # seeded now, so that a test before the first fit changes nothing
+            stream.get_random_state()
 
     @property
     def metrics_names(self) -> list[str]:
@@ -183,14 +185,14 @@ class ReplayAgent(Agent):
         self.check_spaces(driver.observation_space, driver.action_space)
         states = tree_map(lambda x: x[:, None], observation)
         if self.processor is not None:
+            learns = getattr(self.processor, "training", None)
+            if learns is not None:
+                self.processor.training = False  # only the shape is wanted here
             states = self.processor.process_state_batch(states)
-        check_fit(
-            self.model,
-            tree_map(lambda x: np.asarray(x)[:, 0], states),
-            self.memory.window_length,
-            self.nb_actions,
-            type(self).__name__,
-        )
+            if learns is not None:
+                self.processor.training = learns
+        observation = tree_map(lambda x: np.asarray(x)[:, 0], states)
+        check_fit(self.model, observation, self.memory.window_length, self.nb_actions, type(self).__name__)
         self._make_functions()
 
     def check_spaces(self, observation_space: Any, action_space: Any) -> None:
@@ -381,9 +383,11 @@ class ReplayAgent(Agent):
         return metrics
 
     def _process(self, states: Any) -> Any:
-        flat = tree_map(lambda x: x.reshape(-1, *x.shape[2:]), states)
+        """Passes states (k, B, W, *obs) through the processor, which knows batches without the axis k."""
         k = tree_leaves(states)[0].shape[0]
-        return tree_map(lambda x: np.asarray(x).reshape(k, -1, *x.shape[1:]), self.processor.process_state_batch(flat))
+        flat = tree_map(lambda x: x.reshape(-1, *x.shape[2:]), states)
+        processed = self.processor.process_state_batch(flat) if self.processor is not None else flat
+        return tree_map(lambda x: np.asarray(x).reshape(k, -1, *x.shape[1:]), processed)
 
     def _train(self, fields: tuple, n: Any, next_states: Any) -> tuple[Any, Any]:
         """Compiled: n gradient steps on batches with a leading axis k, then the network's outputs for the next states.
@@ -396,7 +400,7 @@ class ReplayAgent(Agent):
         names = ("loss", *self.logged)
 
         def step(i: Any, sums: Any) -> Any:
-            batch = Batch(*tree_map(lambda x: ops.take(x, i, axis=0), fields), None)
+            batch = Batch._make([*tree_map(lambda x: ops.take(x, i, axis=0), fields), None])
             logs = self.train_step(batch)
             return sums + ops.stack([ops.cast(logs[name], "float32") for name in names])
 

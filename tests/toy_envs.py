@@ -1,0 +1,78 @@
+"""Small envs with known answers, shared by the tests. Classes at module level, so that worker processes find them."""
+
+import gymnasium as gym
+import numpy as np
+
+
+class TwoStateMDP(gym.Env):
+    """s0 -a0-> s0 (0), s0 -a1-> s1 (0), s1 -a0-> terminal (1), s1 -a1-> s0 (0.2); observations are one-hot."""
+
+    observation_space = gym.spaces.Box(0, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    GAMMA = 0.9
+    Q_STAR = np.array([[0.852632, 0.947368], [1.0, 1.052632]])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.state = int(self.np_random.integers(2))
+        return self._obs(), {}
+
+    def _obs(self):
+        return np.eye(2, dtype=np.float32)[self.state]
+
+    def step(self, action):
+        if self.state == 0:
+            self.state = int(action)
+            return self._obs(), 0.0, False, False, {}
+        if action == 0:
+            return self._obs(), 1.0, True, False, {}
+        self.state = 0
+        return self._obs(), 0.2, False, False, {}
+
+
+class ConstantReward(gym.Env):
+    """One state, reward 1 for ever; only a time limit ends an episode, so Q = 1 / (1 - gamma)."""
+
+    observation_space = gym.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, limit=None):
+        self.limit = limit
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.ones(1, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.ones(1, np.float32), 1.0, False, self.t == self.limit, {}
+
+
+class Counting(gym.Env):
+    """Observations are `(env id, episode, step in the episode)`; the reward is the number of steps taken so far."""
+
+    observation_space = gym.spaces.Box(-1e9, 1e9, (3,), np.float32)
+    action_space = gym.spaces.Discrete(3)
+
+    def __init__(self, number=0, lengths=(3, 5, 4), truncate=False):
+        self.number, self.lengths, self.truncate = number, lengths, truncate
+        self.episode = -1
+        self.total = 0
+        self.nb_resets = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode += 1
+        self.nb_resets += 1
+        self.t = 0
+        return self._obs(), {}
+
+    def _obs(self):
+        return np.array([self.number, self.episode, self.t], np.float32)
+
+    def step(self, action):
+        self.t += 1
+        self.total += 1
+        end = self.t >= self.lengths[self.episode % len(self.lengths)]
+        return self._obs(), float(self.t), end and not self.truncate, end and self.truncate, {"total": self.total}
