@@ -29,9 +29,11 @@ and the row after a terminal one only supplies the terminal row's successor.
 from __future__ import annotations
 
 import copy
+import functools
+import math
 import operator
 import warnings
-from collections import deque
+from collections import deque, namedtuple
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -44,32 +46,14 @@ from rl.util import RandomStream
 if TYPE_CHECKING:
     from rl.driver import Transition
 
-__all__ = [
-    "Batch",
-    "EpisodeParameterMemory",
-    "Experience",
-    "Memory",
-    "RecentFrames",
-    "RingBuffer",
-    "SequentialMemory",
-    "sample_batch_indexes",
-    "zeroed_observation",
-]
-
 _NONE = -1  # `previous` of the first row of an episode
 _LOST = -2  # `previous` of a row whose predecessor was never stored: below every id, as if overwritten
 _UNKNOWN = np.iinfo(np.int64).min  # `successor` of a row that is no complete transition
 _MAX_REDRAWS = 32
 
 
-class Experience(NamedTuple):
-    """One transition as keras-rl hands it out: states are lists of `window_length` observations."""
-
-    state0: list[Any]
-    action: Any
-    reward: float
-    state1: list[Any]
-    terminal1: bool
+# A transition as keras-rl hands it out: the states are lists of `window_length` observations.
+Experience = namedtuple("Experience", "state0, action, reward, state1, terminal1")
 
 
 class Batch(NamedTuple):
@@ -96,9 +80,7 @@ class Batch(NamedTuple):
     index: np.ndarray  # type: ignore[assignment]  # hides tuple.index, which nobody calls on a batch
 
 
-def sample_batch_indexes(
-    low: int, high: int, size: int, rng: np.random.Generator | None = None
-) -> np.ndarray:
+def sample_batch_indexes(low: int, high: int, size: int, rng: np.random.Generator | None = None) -> np.ndarray:
     """Draws indexes from low, ..., high - 1: different ones if there are enough, else with repetitions.
 
     Args:
@@ -130,28 +112,20 @@ def zeroed_observation(observation: Any) -> Any:
 
 
 def _count(name: str, value: Any) -> int:
-    try:
-        count = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}.") from None
-    if count < 1:
-        raise ValueError(f"{name} must be at least 1, got {count}.")
-    return count
+    if not isinstance(value, (int, np.integer)) or value < 1:
+        raise ValueError(f"{name} must be an integer and at least 1, got {value!r}.")
+    return int(value)
 
 
-def _frame_dtype(dtype: np.dtype) -> np.dtype:
-    # Networks compute in float32 at most: storing float64 would double the memory and change no result.
-    if dtype.hasobject or dtype.kind not in "biuf":
-        raise ValueError(f"Observations must be arrays of numbers, got dtype {dtype}.")
-    return np.dtype(np.float32) if dtype == np.float64 else dtype
-
-
-def _frames(leaf: Any) -> np.ndarray:
+def _as_frames(leaf: Any) -> np.ndarray:
     leaf = np.asarray(leaf)
-    return np.asarray(leaf, dtype=_frame_dtype(leaf.dtype))
+    if leaf.dtype.kind not in "biuf":
+        raise ValueError(f"Observations must be arrays of numbers, got dtype {leaf.dtype}.")
+    # Networks compute in float32 at most: storing float64 would double the memory and change no result.
+    return leaf.astype(np.float32) if leaf.dtype == np.float64 else leaf
 
 
-def _matching(name: str, rows: Any, count: int, store: np.ndarray) -> np.ndarray:
+def _matching(name: str, count: int, store: np.ndarray, rows: Any) -> np.ndarray:
     """Returns rows as an array, or raises if they could only be stored by losing shape or value."""
     rows = np.asarray(rows)
     if rows.shape != (count, *store.shape[1:]):
@@ -194,16 +168,8 @@ class RecentFrames:
             ValueError: If the number of lanes is not the one given to `begin`.
         """
         if self.window_length == 1:
-            return tree_map(lambda leaf: _frames(leaf)[:, None], observation)
-
-        def window(recent: np.ndarray, leaf: Any) -> np.ndarray:
-            leaf = _matching("observation", leaf, self.nb_lanes, recent[:, 0])
-            states = np.empty((len(leaf), self.window_length, *leaf.shape[1:]), recent.dtype)
-            states[:, :-1] = recent
-            states[:, -1] = leaf
-            return states
-
-        return tree_map(window, self._allocated(observation), observation)
+            return tree_map(lambda leaf: _as_frames(leaf)[:, None], observation)
+        return tree_map(self._joined, self._allocated(observation), observation)
 
     def push(self, observation: Any, keep: np.ndarray, ended: np.ndarray) -> None:
         """Appends the frames of the lanes in `keep`, then empties the windows of the lanes in `ended`.
@@ -213,30 +179,23 @@ class RecentFrames:
             keep: (N,) bool.
             ended: (N,) bool.
         """
-        if self.window_length == 1:
-            return
-        everywhere, anywhere = keep.all(), ended.any()
 
         def shift(recent: np.ndarray, leaf: Any) -> None:
-            if everywhere:
-                recent[:, :-1] = recent[:, 1:]
-                recent[:, -1] = leaf
-            else:
-                recent[keep, :-1] = recent[keep, 1:]
-                recent[keep, -1] = np.asarray(leaf)[keep]
-            if anywhere:
-                recent[ended] = 0
+            recent[keep] = self._joined(recent, leaf)[keep, 1:]
+            recent[ended] = 0
 
-        tree_map(shift, self._allocated(observation), observation)
+        if self.window_length > 1:
+            tree_map(shift, self._allocated(observation), observation)
+
+    def _joined(self, recent: np.ndarray, leaf: Any) -> np.ndarray:
+        leaf = _matching("observation", self.nb_lanes, recent[:, 0], leaf)
+        return np.concatenate((recent, leaf[:, None]), axis=1, dtype=recent.dtype)
 
     def _allocated(self, observation: Any) -> Any:
         if self._recent is None:
-
-            def zeros(leaf: Any) -> np.ndarray:
-                leaf = _frames(leaf)
-                return np.zeros((self.nb_lanes, self.window_length - 1, *leaf.shape[1:]), leaf.dtype)
-
-            self._recent = tree_map(zeros, observation)
+            frames = tree_map(_as_frames, observation)
+            shape = (self.nb_lanes, self.window_length - 1)
+            self._recent = tree_map(lambda leaf: np.zeros(shape + leaf.shape[1:], leaf.dtype), frames)
         return self._recent
 
 
@@ -260,9 +219,7 @@ class Memory(RandomStream):
         """Draws `batch_size` entries, or returns those with the given indexes."""
         raise NotImplementedError(f"{type(self).__name__} does not define sample().")
 
-    def append(
-        self, observation: Any, action: Any, reward: float, terminal: bool, training: bool = True
-    ) -> None:
+    def append(self, observation: Any, action: Any, reward: float, terminal: bool, training: bool = True) -> None:
         """Adds one step: what the agent saw and did, the reward for it, and whether that ended the episode.
 
         After a terminal step keras-rl appends once more, with the episode's last observation.
@@ -299,10 +256,7 @@ class Memory(RandomStream):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
-        return {
-            "window_length": self.window_length,
-            "ignore_episode_boundaries": self.ignore_episode_boundaries,
-        }
+        return {"window_length": self.window_length, "ignore_episode_boundaries": self.ignore_episode_boundaries}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
@@ -310,45 +264,23 @@ class Memory(RandomStream):
         return cls(**config)
 
 
-class _FrameStore:
-    """Frames of one observation leaf: the ring, and the successors that are no row's frame."""
-
-    def __init__(self, limit: int, first: np.ndarray) -> None:
-        shape, dtype = first.shape[1:], _frame_dtype(first.dtype)
-        # np.zeros leaves the pages to the operating system until they are written; row `limit` stays zero.
-        self.ring = np.zeros((limit + 1, *shape), dtype)
-        self.extra = np.empty((0, *shape), dtype)
-
-    def grow(self, capacity: int) -> None:
-        extra = np.empty((capacity, *self.extra.shape[1:]), self.extra.dtype)
-        extra[: len(self.extra)] = self.extra
-        self.extra = extra
-
-    def gather(self, places: np.ndarray, outside: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        """Returns frames (M, W, *obs); those `outside` have their last one in `slots` of `extra`."""
-        frames = self.ring.take(places, axis=0)
-        if len(outside):
-            frames[outside, -1] = self.extra[slots]
-        return frames
+def _write(stores: Any, places: Any, values: Any) -> None:
+    tree_map(lambda store, leaf: operator.setitem(store, places, leaf), stores, values)
 
 
 class _InOrderOfAge:
     """Read-only view of a field of a memory: index 0 is its oldest row. Slices work, negative indexes too."""
 
-    def __init__(self, memory: SequentialMemory, store: Any) -> None:
-        self._memory, self._store = memory, store
+    def __init__(self, memory: SequentialMemory, name: str) -> None:
+        self._memory, self._name = memory, name
 
     def __len__(self) -> int:
         return self._memory.nb_entries
 
     def __getitem__(self, index: int | slice) -> Any:
         memory = self._memory
-        rows = np.asarray(range(memory._oldest, memory._next_id)[index]) % memory.limit
-
-        def select(leaf: Any) -> Any:
-            return (leaf.ring if isinstance(leaf, _FrameStore) else leaf)[rows]
-
-        return tree_map(select, self._store)
+        places = np.asarray(range(memory._oldest, memory._next_id)[index], np.int64) % memory.limit
+        return tree_map(lambda leaf: leaf[places], memory._store(self._name))
 
 
 @keras.saving.register_keras_serializable(package="rl")
@@ -364,26 +296,30 @@ class SequentialMemory(Memory):
         ignore_episode_boundaries: Let windows reach back into earlier episodes of the lane.
 
     Raises:
-        TypeError: If `limit` or `window_length` is not an integer.
-        ValueError: If one of them is below 1.
+        ValueError: If `limit` or `window_length` is not an integer of at least 1.
     """
-
-    _last: np.ndarray
-    _linked: np.ndarray
-    _tail: int
-    _tail_trails: bool
 
     def __init__(self, limit: int, window_length: int = 1, ignore_episode_boundaries: bool = False) -> None:
         super().__init__(window_length, ignore_episode_boundaries)
         self.limit = _count("limit", limit)
         self._next_id = 0
         self._rows: Any = None  # structured array, allocated when the first row shows what actions look like
-        self._frames: Any = None  # tree of _FrameStore, likewise
-        self._extra_size = 0
+        self._frames: Any = None  # tree of (limit + 1, *obs), likewise; the last one stays zero: padding
+        self._extra: Any = None  # tree of (capacity, *obs)
         self._free: list[int] = []
         self._recent = RecentFrames(self.window_length)
         self._warned = False
         self._close_windows(0)
+
+    def _close_windows(self, nb_lanes: int) -> None:
+        # Per lane the newest stored row of its episode, and whether the next observation is its successor.
+        self._last = np.full(nb_lanes, _NONE, np.int64)
+        self._linked = np.zeros(nb_lanes, bool)
+        self._recent.begin(nb_lanes)
+        # Of `append`: its newest row, and whether that row only supplied the successor of a terminal one.
+        self._tail, self._tail_trails = _NONE, False
+        self.recent_observations.clear()
+        self.recent_terminals.clear()
 
     # -- Lanes
 
@@ -437,40 +373,22 @@ class SequentialMemory(Memory):
         self._expect_lanes(len(valid))
         keep = valid if store is None else valid & store
         ended = transition.terminated | transition.truncated
-        lanes = np.flatnonzero(keep)
-        if len(lanes):
-            self._store_lanes(transition, lanes)
-        self._linked = np.where(valid, keep, self._linked)
-        self._recent.push(transition.observation, keep, ended & (not self.ignore_episode_boundaries))
-        if ended.any():
-            self._linked[ended] = False
-            if not self.ignore_episode_boundaries:
-                self._last[ended] = _NONE
+        if keep.any():
+            self._store_lanes(transition, np.flatnonzero(keep))
+        self._linked = np.where(valid, keep, self._linked) & ~ended
+        closed = ended & (not self.ignore_episode_boundaries)
+        self._last[closed] = _NONE
+        self._recent.push(transition.observation, keep, closed)
 
     def _store_lanes(self, transition: Transition, lanes: np.ndarray) -> None:
+        names = ("observation", "next_observation", "action", "reward", "terminated", "truncated")
         count = len(transition.valid)
-        every = len(lanes) == count
-
-        def chosen(name: str, leaf: Any, target: np.ndarray) -> np.ndarray:
-            leaf = _matching(name, leaf, count, target)
-            return leaf if every else leaf[lanes]
-
-        self._allocate(transition.observation, transition.action)
-        # Everything is checked before anything is written.
-        frames, successors = (
-            tree_map(lambda own, leaf, name=name: chosen(name, leaf, own.ring), self._frames, tree)
-            for name, tree in (
-                ("observation", transition.observation),
-                ("next_observation", transition.next_observation),
-            )
-        )
-        action = chosen("action", transition.action, self._rows["action"])
-        reward = chosen("reward", transition.reward, self._rows["reward"])
-        terminated = chosen("terminated", transition.terminated, self._rows["terminated"])
-        truncated = chosen("truncated", transition.truncated, self._rows["truncated"])
-
+        fields = self._checked(count, **{name: getattr(transition, name) for name in names})
+        if len(lanes) < count:
+            fields = tree_map(lambda leaf: leaf[lanes], fields)
+        successors = fields.pop("next_observation")
         last = self._last[lanes]
-        ids, places = self._insert(last, frames, action, reward, terminated, truncated)
+        ids, places = self._insert(previous=last, **fields)
         linked = self._linked[lanes] & (last >= self._oldest)
         before = last[linked] % self.limit
         # The row before needs its slot no longer, now that its successor is a row: that takes it over.
@@ -480,7 +398,7 @@ class SequentialMemory(Memory):
         slots[~linked] = self._take_slots(len(lanes) - len(before))
         successor[before] = places[linked]
         successor[places] = ~slots
-        tree_map(lambda own, leaf: own.extra.__setitem__(slots, leaf), self._frames, successors)
+        _write(self._extra, slots, successors)
         self._last[lanes] = ids
 
     # -- Sampling
@@ -502,11 +420,8 @@ class SequentialMemory(Memory):
         Raises:
             ValueError: If the memory is empty, or no row can be drawn.
         """
-        if batch_size < 1 or k < 1:
-            raise ValueError(f"batch_size and k must be at least 1, got batch_size={batch_size}, k={k}.")
-        ids, places = self._draw(batch_size * k, self.rng if rng is None else rng)
-        self._warn_if_fewer(batch_size)
-        return self._gather(ids, places, (k, batch_size), gamma)
+        ids, places = self._draw((k, batch_size), self.rng if rng is None else rng)
+        return self._gather(ids, places, gamma)
 
     def sample(self, batch_size: int, batch_idxs: Sequence[int] | None = None) -> list[Experience]:
         """Draws transitions as keras-rl does.
@@ -523,54 +438,40 @@ class SequentialMemory(Memory):
         Raises:
             ValueError: If the memory is empty, no row can be drawn, or the indexes do not fit.
         """
-        ids = None
-        if batch_idxs is not None:
-            ids = self._oldest + np.asarray(batch_idxs, np.int64)
-            if ids.shape != (batch_size,) or (ids < self._oldest).any() or (ids >= self._next_id).any():
-                raise ValueError(
-                    f"Expected {batch_size} batch_idxs from 0 to {self.nb_entries - 1}, got {batch_idxs}."
-                )
-        batch = self._gather(*self._draw(batch_size, self.rng, ids), (batch_size,), 1.0)
-        if batch_idxs is None:
-            self._warn_if_fewer(batch_size)
+        ids = None if batch_idxs is None else self._oldest + np.asarray(batch_idxs, np.int64)
+        if ids is not None and (ids.shape != (batch_size,) or min(ids) < self._oldest or max(ids) >= self._next_id):
+            raise ValueError(f"Expected {batch_size} batch_idxs from 0 to {self.nb_entries - 1}, got {batch_idxs}.")
+        batch = self._gather(*self._draw((batch_size,), self.rng, ids), gamma=1.0)
 
-        def state(states: Any, row: int) -> list[Any]:
-            columns = range(self.window_length)
-            return [tree_map(operator.itemgetter((row, column)), states) for column in columns]
+        def states(tree: Any) -> list[list[Any]]:
+            at = [[operator.itemgetter((i, w)) for w in range(self.window_length)] for i in range(batch_size)]
+            return [[tree_map(frame, tree) for frame in frames] for frames in at]
 
-        return [
-            Experience(
-                state(batch.state0, row),
-                batch.action[row],
-                float(batch.reward[row]),
-                state(batch.state1, row),
-                bool(batch.terminal1[row]),
-            )
-            for row in range(batch_size)
-        ]
-
-    def _warn_if_fewer(self, batch_size: int) -> None:
-        if self.nb_entries < batch_size and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"The memory holds {self.nb_entries} transitions, fewer than a batch of {batch_size}: rows "
-                "repeat. Raise nb_steps_warmup to avoid it.",
-                stacklevel=3,
-            )
+        state0, state1 = states(batch.state0), states(batch.state1)
+        reward, terminal1 = batch.reward.tolist(), (batch.terminal1 > 0).tolist()
+        return list(map(Experience, state0, batch.action, reward, state1, terminal1))
 
     def _draw(
-        self, count: int, rng: np.random.Generator, ids: np.ndarray | None = None
+        self, shape: tuple[int, ...], rng: np.random.Generator, ids: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Draws rows uniformly among the fit ones, by rejection; given `ids` are kept where they are fit.
 
         Returns:
-            Their ids (M,) and the places (M, W) of their windows.
+            Their ids, in the given shape, and the places (*shape, W) of their windows.
         """
         oldest, end = self._oldest, self._next_id
+        if min(shape) < 1:
+            raise ValueError(f"batch_size and k must be at least 1, got {' and '.join(map(str, shape[::-1]))}.")
         if end == 0:
             raise ValueError("The memory is empty: store transitions before sampling.")
+        if self.nb_entries < shape[-1] and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{self.nb_entries} transitions for a batch of {shape[-1]}: rows repeat. A longer warm-up avoids it.",
+                stacklevel=3,
+            )
         if ids is None:
-            ids = rng.integers(oldest, end, size=count)
+            ids = rng.integers(oldest, end, size=math.prod(shape))
         places, fit = self._window(ids)
         bad = np.flatnonzero(~fit)
         for attempt in range(_MAX_REDRAWS + 1):
@@ -582,16 +483,16 @@ class SequentialMemory(Memory):
                 ids[bad] = rng.choice(self._fit_ids(), size=len(bad))
             places[bad], fit = self._window(ids[bad])
             bad = bad[~fit]
-        return ids, places
+        return ids.reshape(shape), places.reshape(*shape, -1)
 
     def _fit_ids(self) -> np.ndarray:
         ids = np.arange(self._oldest, self._next_id)
         ids = ids[self._window(ids)[1]]
         if not len(ids):
             raise ValueError(
-                f"None of the {self.nb_entries} stored rows can be drawn: each lacks its successor or, since "
-                f"the memory is full, a frame of its window. With window_length={self.window_length} and "
-                f"{max(1, self._recent.nb_lanes)} lanes, limit={self.limit} is too small."
+                f"None of the {self.nb_entries} stored rows can be drawn: each lacks its successor (it comes with the "
+                f"next append) or a frame of its window, overwritten since limit={self.limit} is too small for "
+                f"window_length={self.window_length} on {self._recent.nb_lanes} lanes."
             )
         return ids
 
@@ -608,39 +509,33 @@ class SequentialMemory(Memory):
             places[:, column] = place = np.where(gone, self.limit, before % self.limit)
         return places, fit
 
-    def _gather(self, ids: np.ndarray, places: np.ndarray, shape: tuple[int, ...], gamma: float) -> Batch:
-        rows = self._rows.take(places[:, -1])
+    def _gather(self, ids: np.ndarray, places: np.ndarray, gamma: float) -> Batch:
+        rows = self._rows.take(places[..., -1])
         successor = rows["successor"]
-        outside = np.flatnonzero(successor < 0)
+        outside = np.nonzero(successor < 0)
         slots = ~successor[outside]
         successor[outside] = self.limit
-        places1 = np.concatenate((places[:, 1:], successor[:, None]), axis=1)
-        nothing = outside[:0]
+        places1 = np.concatenate((places[..., 1:], successor[..., None]), axis=-1)
 
-        def states(places: np.ndarray, outside: np.ndarray) -> Any:
-            def one(own: _FrameStore) -> np.ndarray:
-                frames = own.gather(places, outside, slots)
-                return frames.reshape(shape + frames.shape[1:])
+        def states1(frames: np.ndarray, extra: np.ndarray) -> np.ndarray:
+            states = frames.take(places1, axis=0)
+            states[(*outside, -1)] = extra[slots]  # type: ignore[index]
+            return states
 
-            return tree_map(one, self._frames)
-
-        action = rows["action"].copy()
         return Batch(
-            state0=states(places, nothing),
-            action=action.reshape(shape + action.shape[1:]),
-            reward=rows["reward"].copy().reshape(shape),
-            state1=states(places1, outside),
-            terminal1=rows["terminated"].astype(np.float32).reshape(shape),
-            discount=np.full(shape, gamma, np.float32),
-            weight=np.ones(shape, np.float32),
-            index=ids.reshape(shape),
+            state0=tree_map(lambda frames: frames.take(places, axis=0), self._frames),
+            action=rows["action"].copy(),
+            reward=rows["reward"].copy(),
+            state1=tree_map(states1, self._frames, self._extra),
+            terminal1=rows["terminated"].astype(np.float32),
+            discount=np.full(ids.shape, gamma, np.float32),
+            weight=np.ones(ids.shape, np.float32),
+            index=ids,
         )
 
     # -- keras-rl's protocol
 
-    def append(
-        self, observation: Any, action: Any, reward: float, terminal: bool, training: bool = True
-    ) -> None:
+    def append(self, observation: Any, action: Any, reward: float, terminal: bool, training: bool = True) -> None:
         """Adds one step in keras-rl's protocol: see `Memory.append`.
 
         The row gets its successor from the next `append`, so the newest one is not drawn yet. The row after a
@@ -657,58 +552,31 @@ class SequentialMemory(Memory):
         Raises:
             ValueError: If shapes or dtypes are not those of the rows before.
         """
-        row = None
+        row = _LOST
+        if isinstance(observation, list) and any(isinstance(part, np.ndarray) for part in observation):
+            observation = tuple(observation)
         if training:
-            if isinstance(observation, list) and any(isinstance(part, np.ndarray) for part in observation):
-                observation = tuple(observation)
-            frames = tree_map(lambda leaf: np.asarray(leaf)[None], observation)
-            actions = np.asarray(action)[None]
-            self._allocate(frames, actions)
-            frames = tree_map(
-                lambda own, leaf: _matching("observation", leaf, 1, own.ring), self._frames, frames
+            fields = self._checked(
+                1,
+                observation=tree_map(lambda leaf: np.asarray(leaf)[None], observation),
+                action=np.asarray(action)[None],
+                reward=[float(reward)],
+                terminated=[bool(terminal)],
+                truncated=[False],
             )
-            actions = _matching("action", actions, 1, self._rows["action"])
-            ids, places = self._insert(
-                np.array([self._tail]), frames, actions, np.array([reward], np.float32), bool(terminal), False
-            )
+            (row,), places = self._insert(previous=np.array([self._tail]), **fields)
             if self._tail >= self._oldest and not self._tail_trails:
                 self._rows["successor"][self._tail % self.limit] = places[0]
-            row = int(ids[0])
         trails = bool(self.recent_terminals) and self.recent_terminals[-1]
         super().append(observation, action, reward, terminal, training)
         self._tail_trails = trails
-        if trails and not self.ignore_episode_boundaries:
-            self._tail = _NONE
-        else:
-            self._tail = _LOST if row is None else row
+        self._tail = _NONE if trails and not self.ignore_episode_boundaries else int(row)
 
-    @property
-    def observations(self) -> _InOrderOfAge:
-        """Frames in order of age."""
-        return _InOrderOfAge(self, self._frames)
-
-    @property
-    def actions(self) -> _InOrderOfAge:
-        """Actions in order of age."""
-        return self._field("action")
-
-    @property
-    def rewards(self) -> _InOrderOfAge:
-        """Rewards in order of age."""
-        return self._field("reward")
-
-    @property
-    def terminals(self) -> _InOrderOfAge:
-        """Whether the episode terminated with the row, in order of age."""
-        return self._field("terminated")
-
-    @property
-    def truncations(self) -> _InOrderOfAge:
-        """Whether the episode was cut off with the row, in order of age."""
-        return self._field("truncated")
-
-    def _field(self, name: str) -> _InOrderOfAge:
-        return _InOrderOfAge(self, None if self._rows is None else self._rows[name])
+    observations = property(lambda self: _InOrderOfAge(self, "observation"), doc="Frames, oldest first.")
+    actions = property(lambda self: _InOrderOfAge(self, "action"), doc="Actions, oldest first.")
+    rewards = property(lambda self: _InOrderOfAge(self, "reward"), doc="Rewards, oldest first.")
+    terminals = property(lambda self: _InOrderOfAge(self, "terminated"), doc="Terminated flags, oldest first.")
+    truncations = property(lambda self: _InOrderOfAge(self, "truncated"), doc="Truncated flags, oldest first.")
 
     @property
     def nb_entries(self) -> int:
@@ -720,9 +588,7 @@ class SequentialMemory(Memory):
         """Bytes allocated; the operating system commits them only as the rows are written."""
         if self._rows is None:
             return 0
-        return self._rows.nbytes + sum(
-            own.ring.nbytes + own.extra.nbytes for own in tree_leaves(self._frames)
-        )
+        return sum(array.nbytes for array in tree_leaves((self._rows, self._frames, self._extra)))
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
@@ -735,79 +601,68 @@ class SequentialMemory(Memory):
         return max(0, self._next_id - self.limit)
 
     def _expect_lanes(self, nb_lanes: int) -> None:
-        if nb_lanes != self._recent.nb_lanes:
-            if self._recent.nb_lanes:
-                raise ValueError(
-                    f"Got {nb_lanes} lanes while {self._recent.nb_lanes} are open: "
-                    f"call begin_lanes({nb_lanes}) first."
-                )
+        if self._recent.nb_lanes == 0:
             self.begin_lanes(nb_lanes)
+        elif nb_lanes != self._recent.nb_lanes:
+            raise ValueError(
+                f"Got {nb_lanes} lanes while {self._recent.nb_lanes} are open: call begin_lanes({nb_lanes}) first."
+            )
 
-    def _close_windows(self, nb_lanes: int) -> None:
-        # Per lane the newest stored row of its episode, and whether the next observation is its successor.
-        self._last = np.full(nb_lanes, _NONE, np.int64)
-        self._linked = np.zeros(nb_lanes, bool)
-        self._recent.begin(nb_lanes)
-        # Of `append`: its newest row, and whether that row only supplied the successor of a terminal one.
-        self._tail = _NONE
-        self._tail_trails = False
-        self.recent_observations.clear()
-        self.recent_terminals.clear()
+    def _store(self, name: str) -> Any:
+        return self._frames if "observation" in name else self._rows[name]
 
-    def _allocate(self, observation: Any, action: Any) -> None:
-        if self._rows is not None:
-            return
-        action = np.asarray(action)
+    def _checked(self, count: int, **given: Any) -> dict[str, Any]:
+        """Returns the fields of rows as arrays, or raises before anything is written."""
+        if self._rows is None:
+            self._allocate(tree_map(_as_frames, given["observation"]), np.asarray(given["action"]))
+        return {
+            name: tree_map(functools.partial(_matching, name, count), self._store(name), rows)
+            for name, rows in given.items()
+        }
+
+    def _allocate(self, frames: Any, action: np.ndarray) -> None:
         # One record per row, so that a drawn row costs one access to far memory and not one per field. The
         # successor is a place in the ring, or ~slot of the extra store.
         fields: list[Any] = [("previous", np.int64), ("successor", np.int64), ("reward", np.float32)]
-        fields += [("action", np.float32 if action.dtype.kind == "f" else np.int64, action.shape[1:])]
         fields += [("terminated", bool), ("truncated", bool)]
-        try:
-            self._frames = tree_map(lambda leaf: _FrameStore(self.limit, np.asarray(leaf)), observation)
-            # Index `limit` stands for padding wherever rows are followed or gathered.
-            rows = np.zeros(self.limit + 1, np.dtype(fields, align=True))
-        except MemoryError:
-            row = sum(np.asarray(leaf)[0].nbytes for leaf in tree_leaves(observation))
-            raise MemoryError(
-                f"{self.limit} frames of {row} bytes need {self.limit * row / 1e9:.1f} GB: lower the limit."
-            ) from None
-        rows["previous"] = _NONE
-        rows["successor"] = _UNKNOWN
-        self._rows = rows
+        fields += [("action", np.float32 if action.dtype.kind == "f" else np.int64, action.shape[1:])]
+        # Index `limit` stands for padding wherever rows are followed or gathered. np.zeros leaves the pages to the
+        # operating system until they are written.
+        self._frames = tree_map(lambda leaf: np.zeros((self.limit + 1, *leaf.shape[1:]), leaf.dtype), frames)
+        self._extra = tree_map(lambda leaf: np.empty_like(leaf[:0]), frames)
+        self._rows = np.zeros(self.limit + 1, np.dtype(fields, align=True))
+        self._rows["previous"] = _NONE
+        self._rows["successor"] = _UNKNOWN
 
-    def _insert(
-        self, previous: Any, frames: Any, action: Any, reward: Any, terminated: Any, truncated: Any
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _insert(self, previous: np.ndarray, observation: Any, **fields: Any) -> tuple[np.ndarray, np.ndarray]:
         """Writes rows without successors over the oldest ones, and returns their ids and places."""
         ids = np.arange(self._next_id, self._next_id + len(previous))
         places = ids % self.limit
         self._next_id += len(previous)
-        rows = self._rows
         if self._next_id > self.limit:
-            old = rows["successor"][places]
+            old = self._rows["successor"][places]
             self._free += (~old[(old < 0) & (old != _UNKNOWN)]).tolist()
-        rows["previous"][places] = previous
-        rows["successor"][places] = _UNKNOWN
-        rows["action"][places] = action
-        rows["reward"][places] = reward
-        rows["terminated"][places] = terminated
-        rows["truncated"][places] = truncated
-        tree_map(lambda own, leaf: own.ring.__setitem__(places, leaf), self._frames, frames)
+        for name, values in {**fields, "previous": previous, "successor": _UNKNOWN}.items():
+            self._rows[name][places] = values
+        _write(self._frames, places, observation)
         return ids, places
 
     def _take_slots(self, count: int) -> list[int]:
-        if count == 0:
-            return []
         if len(self._free) < count:
             # At most `limit` rows need a slot at a time, so doubling stops there.
-            size = min(self.limit, max(2 * self._extra_size, self._extra_size + count, 16))
-            self._free += range(size - 1, self._extra_size - 1, -1)  # the lowest, and so few pages, first
-            self._extra_size = size
-            for own in tree_leaves(self._frames):
-                own.grow(size)
-        slots = self._free[-count:]
-        del self._free[-count:]
+            old = len(tree_leaves(self._extra)[0])
+            new = min(self.limit, max(2 * old, old + count, 16))
+            self._free += range(new - 1, old - 1, -1)  # the lowest, and so few pages, first
+
+            def grown(extra: np.ndarray) -> np.ndarray:
+                larger = np.empty((new, *extra.shape[1:]), extra.dtype)
+                larger[:old] = extra
+                return larger
+
+            self._extra = tree_map(grown, self._extra)
+        cut = len(self._free) - count
+        slots = self._free[cut:]
+        del self._free[cut:]
         return slots
 
 
@@ -823,13 +678,10 @@ class RingBuffer:
         self.data: list[Any] = []
         self.start = 0
 
-    @property
-    def length(self) -> int:
-        """Number of items."""
-        return len(self.data)
-
     def __len__(self) -> int:
         return len(self.data)
+
+    length = property(__len__, doc="Number of items.")
 
     def __getitem__(self, index: int) -> Any:
         if not 0 <= index < len(self.data):
@@ -862,9 +714,7 @@ class EpisodeParameterMemory(Memory):
         self.total_rewards = RingBuffer(self.limit)
         self.intermediate_rewards: list[float] = []
 
-    def append(
-        self, observation: Any, action: Any, reward: float, terminal: bool, training: bool = True
-    ) -> None:
+    def append(self, observation: Any, action: Any, reward: float, terminal: bool, training: bool = True) -> None:
         """Adds one step; its reward counts for the episode that is running if `training`."""
         super().append(observation, action, reward, terminal, training)
         if training:
@@ -876,9 +726,7 @@ class EpisodeParameterMemory(Memory):
         self.params.append(params)
         self.intermediate_rewards = []
 
-    def sample(
-        self, batch_size: int, batch_idxs: Sequence[int] | None = None
-    ) -> tuple[list[Any], list[float]]:
+    def sample(self, batch_size: int, batch_idxs: Sequence[int] | None = None) -> tuple[list[Any], list[float]]:
         """Draws episodes.
 
         Args:

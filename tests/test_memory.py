@@ -24,7 +24,7 @@ from rl.memory import (
     zeroed_observation,
 )
 
-few = pytest.mark.filterwarnings("ignore:The memory holds")  # tests draw more often than there are rows
+few = pytest.mark.filterwarnings("ignore:.* rows repeat")  # tests draw more often than there are rows
 
 # -- Lanes whose frames name their episode and step
 
@@ -479,7 +479,7 @@ def test_no_row_is_fit():
     memory, observation = SequentialMemory(300, window_length=4), np.ones((100, 1))
     for _ in range(10):
         memory.extend(transitions(observation, observation))
-    with pytest.raises(ValueError, match=r"window_length=4 and 100 lanes, limit=300 is too small"):
+    with pytest.raises(ValueError, match="limit=300 is too small for window_length=4 on 100 lanes"):
         memory.sample_batch(32)
 
 
@@ -497,7 +497,7 @@ def test_limit_must_hold_a_row_of_each_lane():
 
 def test_fewer_rows_than_a_batch_repeat_and_say_so_once():
     memory, _ = filled(1, 1, 100, 5)
-    with pytest.warns(UserWarning, match="holds 5 transitions, fewer than a batch of 32") as caught:
+    with pytest.warns(UserWarning, match="5 transitions for a batch of 32: rows repeat") as caught:
         for _ in range(3):
             assert memory.sample_batch(32, k=2).reward.shape == (2, 32)
     assert len(caught) == 1
@@ -508,8 +508,11 @@ def test_fewer_rows_than_a_batch_repeat_and_say_so_once():
 
 @pytest.mark.parametrize("sizes", [{"batch_size": 0}, {"batch_size": 4, "k": 0}, {"batch_size": -1}])
 def test_sizes_below_one_are_refused(sizes):
-    with pytest.raises(ValueError, match="at least 1"):
-        filled(1, 1, 100, 5)[0].sample_batch(**sizes)
+    memory, _ = filled(1, 1, 100, 5)
+    with pytest.raises(ValueError, match="batch_size and k must be at least 1"):
+        memory.sample_batch(**sizes)
+    with pytest.raises(ValueError, match="batch_size and k must be at least 1, got 0"):
+        memory.sample(0)
 
 
 def test_empty_memory_is_refused():
@@ -522,16 +525,10 @@ def test_empty_memory_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "error"),
-    [
-        ({"limit": 0}, ValueError),
-        ({"limit": 1e6}, TypeError),
-        ({"limit": 10, "window_length": 0}, ValueError),
-        ({"limit": 10, "window_length": "4"}, TypeError),
-    ],
+    "kwargs", [{"limit": 0}, {"limit": 1e6}, {"limit": 10, "window_length": 0}, {"limit": 10, "window_length": "4"}]
 )
-def test_constructor_refuses(kwargs, error):
-    with pytest.raises(error, match=list(kwargs)[-1]):
+def test_constructor_refuses(kwargs):
+    with pytest.raises(ValueError, match=f"{list(kwargs)[-1]} must be an integer and at least 1"):
         SequentialMemory(**kwargs)
 
 
@@ -617,13 +614,6 @@ def test_other_number_of_lanes_needs_begin_lanes(window_length):
             call()
 
 
-def test_too_large_a_limit_says_how_much_it_needs():
-    memory = SequentialMemory(10**13)
-    with pytest.raises(MemoryError, match=r"10000000000000 frames of 7056 bytes need 70560000.0 GB"):
-        memory.extend(transitions(np.zeros((1, 84, 84), np.uint8), np.zeros((1, 84, 84), np.uint8)))
-    assert memory.nb_entries == 0
-
-
 # -- Size and speed
 
 
@@ -631,7 +621,7 @@ def assert_slots_balance(memory):
     """Every slot of the extra store is either free or the successor of exactly one row."""
     successors = memory._rows["successor"][: memory.limit]
     used = ~successors[(successors < 0) & (successors > np.iinfo(np.int64).min)]
-    assert sorted([*used, *memory._free]) == list(range(memory._extra_size))
+    assert sorted([*used, *memory._free]) == list(range(len(tree_leaves(memory._extra)[0])))
 
 
 @pytest.mark.parametrize("limit", [1000, 1500, 5000])
@@ -641,7 +631,7 @@ def test_a_million_one_step_episodes_leak_nothing(limit):
     transition = transitions(observation, observation + 1, terminated=np.ones(1000, bool))
     for _ in range(1000):
         memory.extend(transition)
-    assert memory._extra_size <= limit
+    assert len(tree_leaves(memory._extra)[0]) <= limit
     assert memory.nbytes <= (limit + 1) * (4 + 40) + limit * 4
     assert_slots_balance(memory)
 
@@ -659,7 +649,7 @@ def test_random_use_leaks_nothing(limit):
         for _ in range(rng.integers(0, 5)):
             memory.append(np.ones(3), 0, 0.0, rng.random() < 0.3)
         assert_slots_balance(memory)
-    assert memory._extra_size <= limit
+    assert len(tree_leaves(memory._extra)[0]) <= limit
 
 
 def resident():

@@ -89,7 +89,7 @@ def test_random_sample_reaches_all_transitions(window_length):
     memory.rng = 1
     play(memory, reference, 120, np.random.default_rng(1))
     drawn = set()
-    with pytest.warns(UserWarning, match="fewer than a batch"):
+    with pytest.warns(UserWarning, match="rows repeat"):
         experiences = memory.sample(2000)
     for experience in experiences:
         assert isinstance(experience, Experience)
@@ -160,7 +160,7 @@ def test_steps_that_are_not_stored_leave_no_wrong_window():
     memory = SequentialMemory(100, window_length=2)
     for code in range(1, 10):
         memory.append(frame(code), 0, 0.0, False, training=code not in (4, 5))
-    with pytest.warns(UserWarning, match="fewer than a batch"):
+    with pytest.warns(UserWarning, match="rows repeat"):
         experiences = memory.sample(300)
     windows = {(int(e.state0[0][0]), int(e.state0[1][0]), int(e.state1[1][0])) for e in experiences}
     assert windows == {(0, 1, 2), (1, 2, 3), (6, 7, 8), (7, 8, 9)}
@@ -260,7 +260,7 @@ def test_appended_steps_and_lanes_share_a_memory():
                 },
             )
         )
-    with pytest.warns(UserWarning, match="fewer than a batch"):
+    with pytest.warns(UserWarning, match="rows repeat"):
         experiences = memory.sample(400)
     windows = {(int(e.state0[0][0]), int(e.state0[1][0]), int(e.state1[1][0])) for e in experiences}
     appended = {(max(0, code - 1), code, code + 1) for code in range(1, 5)}
