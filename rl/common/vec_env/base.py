@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import copy
 import operator
 import pickle
 from collections.abc import Iterable, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 import cloudpickle
 import gymnasium
 import numpy as np
+from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
@@ -111,7 +113,7 @@ class VecEnv(abc.ABC):
         """Store the description of the environments."""
         self.num_envs = num_envs
         self.observation_space = observation_space
-        self.action_space = action_space
+        self.action_space = _with_plain_count(action_space)
         self.metadata: dict[str, Any] = dict(metadata or {})
         self.metadata["autoreset_mode"] = AutoresetMode(autoreset_mode)
         self.render_mode = render_mode
@@ -421,3 +423,11 @@ class VecEnv(abc.ABC):
     def __repr__(self) -> str:
         """Class, number of lanes and spaces."""
         return f"<{type(self).__name__} of {self.num_envs} environments, {self.observation_space}, {self.action_space}>"
+
+
+def _with_plain_count(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+    """Make `n` of a Discrete space a Python int: Keras refuses NumPy's in `Dense(env.action_space.n)`."""
+    if isinstance(space, Discrete) and not isinstance(space.n, int):
+        space = copy.deepcopy(space)
+        space.n = int(space.n)  # type: ignore[assignment]
+    return space
