@@ -428,6 +428,7 @@ class VecEnv(abc.ABC):
 def _with_plain_count(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
     """Make `n` of a Discrete space a Python int: Keras refuses NumPy's in `Dense(env.action_space.n)`."""
     if isinstance(space, Discrete) and not isinstance(space.n, int):
-        space = copy.deepcopy(space)
-        space.n = int(space.n)  # type: ignore[assignment]
+        plain = copy.deepcopy(space)
+        plain.n = int(plain.n)  # type: ignore[assignment]
+        return plain
     return space
