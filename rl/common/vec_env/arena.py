@@ -65,9 +65,10 @@ class SpaceTree:
             return {key: self._grow(child, f"{path}{dot}{key}") for key, child in space.spaces.items()}
         if isinstance(space, spaces.Tuple):
             return tuple(self._grow(child, f"{path}{dot}{k}") for k, child in enumerate(space.spaces))
-        dtype, shape = None, ()
+        dtype: np.dtype | None = None
+        shape: tuple[int, ...] = ()
         if isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
-            dtype, shape = np.dtype(space.dtype), tuple(space.shape)
+            dtype, shape = np.dtype(space.dtype), tuple(space.shape or ())
             if dtype.kind not in "biufc":
                 dtype = None
         self.leaves.append(Leaf(path, shape, dtype, space))
@@ -163,7 +164,7 @@ def fit(value: Any, leaf: Leaf, lane: int) -> tuple[np.ndarray, str | None]:
             cast = array.astype(dtype) if fits else array
         fits = fits and not np.any(np.isinf(cast) & np.isfinite(array))
     elif kinds[1] in "iub":
-        info = np.iinfo(dtype) if kinds[1] != "b" else None  # type: ignore[arg-type]
+        info = np.iinfo(dtype) if kinds[1] != "b" else None
         low, high = (int(info.min), int(info.max)) if info else (0, 1)
         fits = kinds[0] in "biu" and (not array.size or (low <= int(array.min()) and int(array.max()) <= high))
         cast = array.astype(dtype) if fits else array
@@ -240,7 +241,7 @@ class Arena:
                 count *= size
             return np.frombuffer(memory, dtype=dtype, count=count, offset=offset).reshape(shape)
 
-        self.control = memoryview(array("control")).cast("B").cast("q")
+        self.control: Any = memoryview(array("control").data).cast("B").cast("q")
         self.reward = array("reward")
         self.terminated = array("terminated")
         self.truncated = array("truncated")

@@ -1,4 +1,4 @@
-"""The main process's half of a vector env: order of calls, checks, results. Where the lanes run is the engine's matter."""
+"""The main process's half of a vector env: order of calls, checks, results. An engine runs the lanes."""
 
 from __future__ import annotations
 
@@ -498,7 +498,7 @@ class LaneVecEnv(VecEnv):
                 )
                 info["reset_info"] = reset_infos.get(lane, {})
         if self._disabled:
-            engine.set_stale([lanes[row] for row in np.flatnonzero(ended)], True)
+            engine.set_stale([lanes[row] for row in np.flatnonzero(ended).tolist()], True)
         return infos
 
     def _check_infos(self, reports: list[Report]) -> None:
@@ -511,8 +511,8 @@ class LaneVecEnv(VecEnv):
         if bad and self._on_bad_info == "raise":
             lane, key, name = bad[0]
             error = InfoSerializationError(
-                f"Environment {lane}: info[{key!r}] of type {name} cannot be pickled, so it cannot leave the environment. "
-                "Remove it in the environment, or pass on_bad_info='drop'. The step is not lost: step_wait() returns "
+                f"Environment {lane}: info[{key!r}] of type {name} cannot be pickled, so it cannot leave the "
+                "environment: remove it there, or pass on_bad_info='drop'. The step is not lost: step_wait() returns "
                 "it with the value replaced by a description."
             )
             error.env_index = lane  # type: ignore[attr-defined]

@@ -250,9 +250,9 @@ class Lanes:
         self._rows = [[a[0][i, ...] for i in range(low, high)] for a in arena.observation] if self._plain else []
         self._shape, self._dtype = (leaf.shape, leaf.dtype) if leaf is not None else ((), None)
         self._action_block = {k: a[low:high] for k, a in arena.action.items()}
-        self._reward: Any = memoryview(arena.reward)[low:high]
-        self._terminated: Any = memoryview(arena.terminated.view(np.uint8))[low:high]
-        self._truncated: Any = memoryview(arena.truncated.view(np.uint8))[low:high]
+        self._reward: Any = arena.reward.data[low:high]
+        self._terminated: Any = arena.terminated.view(np.uint8).data[low:high]
+        self._truncated: Any = arena.truncated.view(np.uint8).data[low:high]
         self._episode = (
             arena.episode_return[low:high],
             arena.episode_length[low:high],
@@ -261,8 +261,8 @@ class Lanes:
         self._control = arena.control
         self._busy = group * CONTROL_WORDS + BUSY
         # In the arena, so that they outlive the worker.
-        self._return: Any = memoryview(arena.running_return)[low:high]
-        self._length: Any = memoryview(arena.running_length)[low:high]
+        self._return: Any = arena.running_return.data[low:high]
+        self._length: Any = arena.running_length.data[low:high]
         self._started = [0.0] * nb
         self._due = [False] * nb  # NEXT_STEP: the next step resets this lane
         self._owed_seeds: dict[int, int | None] = {}
@@ -324,7 +324,7 @@ class Lanes:
         any_ended = False
         control, busy = self._control, self._busy
         plain, shape, dtype = self._plain, self._shape, self._dtype
-        rows = self._rows[target] if plain else self._sets[target]
+        rows: Any = self._rows[target] if plain else self._sets[target]
         next_step, due, ndarray = self.next_step, self._due, np.ndarray
         k = low
         for action in actions:

@@ -184,7 +184,7 @@ def _python(code: str, fd: int, environ: dict[str, str]) -> subprocess.Popen[byt
     """A fresh interpreter that finds the same modules as this one."""
     if not sys.executable:
         raise RuntimeError("sys.executable is empty, so no worker can be started: use start_method='fork'.")
-    flags = getattr(subprocess, "_args_from_interpreter_flags", list)()
+    flags: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
     prepare = f"import sys; sys.path[:] = {[str(p) for p in sys.path]!r}; "
     return subprocess.Popen(
         [sys.executable, *flags, "-c", prepare + code],
@@ -206,7 +206,11 @@ def _fork(sock: socket.socket) -> Process:
     for stream in (sys.stdout, sys.stderr):  # else the worker would write this process's buffered text once more
         with contextlib.suppress(Exception):
             stream.flush()
-    pid = os.fork()
+    with warnings.catch_warnings():
+        # Python 3.12 warns of any fork beside other threads. Who asks for fork has been told; the child runs our
+        # code alone, and TensorFlow, the one that does hang, has its own warning above.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
     if pid:
         return _Child(pid)
     fd = os.dup(sock.fileno())

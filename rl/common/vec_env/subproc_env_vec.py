@@ -22,8 +22,7 @@ import cloudpickle
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from rl.common.vec_env.arena import COMMAND, CONTROL_WORDS, DONE, ENDED, MESSAGE, TARGET, fence
-from rl.common.vec_env.arena import BUSY as BUSY_WORD
+from rl.common.vec_env.arena import BUSY, COMMAND, CONTROL_WORDS, DONE, ENDED, MESSAGE, TARGET, fence
 from rl.common.vec_env.channel import Channel, ChannelClosed
 from rl.common.vec_env.cores import choose_workers, logger, probe_env, usable_cores
 from rl.common.vec_env.engine import Engine, Job, LaneVecEnv, check_env_fns, mode_of
@@ -38,6 +37,12 @@ _engines: weakref.WeakSet[_ProcessEngine] = weakref.WeakSet()
 
 class _Worker:
     """The main process's view of one worker: its process, its wake-ups, and what was asked of it last."""
+
+    channel: Channel
+    command: int
+    done_fd: int
+    done_at: int
+    poller: select.poll
 
     def __init__(self, index: int, low: int, high: int, env_fns: bytes) -> None:
         self.index = index
@@ -192,7 +197,7 @@ class _ProcessEngine(Engine):
         control, base = self.arena.control, worker.index * CONTROL_WORDS
         for word in range(CONTROL_WORDS):
             control[base + word] = 0
-        control[base + BUSY_WORD] = -1
+        control[base + BUSY] = -1
         body = {
             "observation_space": self.observation_space,
             "action_space": self.action_space,
@@ -269,7 +274,8 @@ class _ProcessEngine(Engine):
         where = "" if busy is None else f" while environment {busy} was busy"
         pid = worker.process.pid if worker.process is not None else None
         error = WorkerDiedError(
-            f"Worker {worker.index} (pid {pid}) with the environments {worker.lanes} ended{where}: {worker.death}.{more}"
+            f"Worker {worker.index} (pid {pid}) with the environments {worker.lanes} ended{where}: "
+            f"{worker.death}.{more}"
         )
         error.worker_index = worker.index  # type: ignore[attr-defined]
         error.env_indices = worker.lanes  # type: ignore[attr-defined]
@@ -279,7 +285,7 @@ class _ProcessEngine(Engine):
     def _busy_lane(self, worker: _Worker) -> int | None:
         if self.memory < 0:
             return None
-        busy = self.arena.control[worker.index * CONTROL_WORDS + BUSY_WORD]
+        busy = self.arena.control[worker.index * CONTROL_WORDS + BUSY]
         return worker.low + busy if 0 <= busy < worker.high - worker.low else None
 
     def _late(self, workers: Sequence[_Worker], what: str) -> WorkerTimeoutError:
@@ -641,11 +647,11 @@ def _how(returncode: int | None) -> str:
         name = signal.Signals(-returncode).name
     except ValueError:
         name = f"signal {-returncode}"
-    hint = {
+    hints: dict[int, str] = {
         signal.SIGKILL: " - often the kernel's, out of memory",
         signal.SIGSEGV: " - a crash in native code",
-    }.get(-returncode, "")
-    return f"killed by {name}{hint}"
+    }
+    return f"killed by {name}{hints.get(-returncode, '')}"
 
 
 def _is_known(cls: type) -> bool:
