@@ -21,7 +21,12 @@ class Processor:
 
     Override what you need; everything is the identity. On several lanes the methods are called lane by lane on the
     one processor, so what it learns (statistics) is shared, and what it remembers must not depend on the lane.
+
+    Attributes:
+        training: False while `test` runs: a processor that gathers statistics must leave them alone then.
     """
+
+    training = True
 
     def process_step(self, observation: Any, reward: float, done: bool, info: dict) -> tuple[Any, float, bool, dict]:
         """Processes what one env step returned, by default through the three methods below."""
@@ -327,7 +332,8 @@ class Agent(keras.Model):
             own.append(Visualizer())
         params = {"nb_episodes": nb_episodes, "verbose": verbose}
         training_state, stop_training = self.run_state, self.stop_training
-        learns = getattr(self.processor, "training", None)  # a processor with statistics has this switch
+        processor = self.processor or Processor()
+        learns = processor.training
         streams = [(s, s.get_random_state()) for s in self.random_streams()]
         if self._lanes is not None and self._lanes.driver.env is env:
             self._lanes = None
@@ -335,8 +341,7 @@ class Agent(keras.Model):
         self.run_state.step = training_state.step  # schedules read it
         self.stop_training = False
         try:
-            if learns is not None:
-                self.processor.training = False
+            processor.training = False
             lanes = self._new_lanes(env, options, seed)
             each, more = divmod(nb_episodes, lanes.driver.nb_lanes)
             quota = np.full(lanes.driver.nb_lanes, each)
@@ -345,8 +350,7 @@ class Agent(keras.Model):
         finally:
             self.run_state = training_state
             self.stop_training = stop_training
-            if learns is not None:
-                self.processor.training = learns
+            processor.training = learns
             for stream, snapshot in streams:
                 stream.set_random_state(snapshot)
 

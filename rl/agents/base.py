@@ -183,15 +183,12 @@ class ReplayAgent(Agent):
     def prepare(self, driver: Any, observation: Any) -> None:
         """Checks that env, network and memory fit, and makes the compiled functions; see `Agent.prepare`."""
         self.check_spaces(driver.observation_space, driver.action_space)
-        states = tree_map(lambda x: x[:, None], observation)
         if self.processor is not None:
-            learns = getattr(self.processor, "training", None)
-            if learns is not None:
-                self.processor.training = False  # only the shape is wanted here
+            states = tree_map(lambda x: np.repeat(x[:, None], self.memory.window_length, axis=1), observation)
+            learns, self.processor.training = self.processor.training, False  # only the shape is wanted here
             states = self.processor.process_state_batch(states)
-            if learns is not None:
-                self.processor.training = learns
-        observation = tree_map(lambda x: np.asarray(x)[:, 0], states)
+            self.processor.training = learns
+            observation = tree_map(lambda x: np.asarray(x)[:, -1], states)
         check_fit(self.model, observation, self.memory.window_length, self.nb_actions, type(self).__name__)
         self._make_functions()
 
