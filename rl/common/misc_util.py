@@ -36,16 +36,12 @@ def tree_map(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     if isinstance(tree, dict):
         for other in rest:
             if not isinstance(other, Mapping) or other.keys() != tree.keys():
-                raise ValueError(
-                    f"Trees differ: expected a dict with keys {list(tree)}, got {_describe(other)}."
-                )
+                raise ValueError(f"Trees differ: expected a dict with keys {list(tree)}, got {_describe(other)}.")
         return {key: tree_map(fn, value, *[other[key] for other in rest]) for key, value in tree.items()}
     if isinstance(tree, tuple):
         for other in rest:
             if not isinstance(other, tuple) or len(other) != len(tree):
-                raise ValueError(
-                    f"Trees differ: expected a tuple of length {len(tree)}, got {_describe(other)}."
-                )
+                raise ValueError(f"Trees differ: expected a tuple of length {len(tree)}, got {_describe(other)}.")
         children = [tree_map(fn, *values) for values in zip(tree, *rest, strict=True)]
         return type(tree)(*children) if hasattr(tree, "_fields") else tuple(children)
     return fn(tree, *rest)
@@ -109,9 +105,7 @@ def _collect_paths(tree: Any, path: str, pairs: list[tuple[str, Any]]) -> None:
     if isinstance(tree, Mapping):
         for key, value in tree.items():
             _collect_paths(value, f"{path}[{key!r}]", pairs)
-    elif isinstance(tree, tuple) or (
-        isinstance(tree, Sequence) and isinstance(getattr(tree, "spaces", None), tuple)
-    ):
+    elif isinstance(tree, tuple) or (isinstance(tree, Sequence) and isinstance(getattr(tree, "spaces", None), tuple)):
         for index, value in enumerate(tree):
             _collect_paths(value, f"{path}[{index}]", pairs)
     else:

@@ -29,9 +29,7 @@ def tile_images(images: np.ndarray | Sequence[np.ndarray | None]) -> np.ndarray:
     frames = [None if image is None else np.asarray(image) for image in images]
     shown = [(index, frame) for index, frame in enumerate(frames) if frame is not None]
     if not shown:
-        raise ValueError(
-            f"tile_images needs at least one image, got {len(frames)} images of which none has a frame."
-        )
+        raise ValueError(f"tile_images needs at least one image, got {len(frames)} images of which none has a frame.")
     first_index, first = shown[0]
     if first.ndim not in (2, 3):
         raise ValueError(f"tile_images expects images of shape (H, W, C) or (H, W), got {first.shape}.")

@@ -373,9 +373,7 @@ def test_each_key_does_what_it_says():
     assert env.observation_space == spaces.Box(-1, 15, (2,), np.float32)
     env, seen, *_ = first_steps(NumberEnv, nb_steps=60, flatten=True, normalize_observation=True)
     assert np.abs(seen).max() < 15 and env.observation_space.dtype == np.float32
-    _, _, rewards, infos, _ = first_steps(
-        time_limit=3, episode_statistics=True, clip_reward=(0, 1), action_repeat=1
-    )
+    _, _, rewards, infos, _ = first_steps(time_limit=3, episode_statistics=True, clip_reward=(0, 1), action_repeat=1)
     assert infos[2]["episode"]["r"] == 0.0 and infos[2]["episode"]["l"] == 3  # of the rewards -1, 0, 1
     assert rewards == [0, 0, 1]
     assert set(WRAPPER_KEYS) == {
@@ -496,8 +494,7 @@ def test_atari_without_its_package(monkeypatch):
 def test_native_vector_envs():
     wrapper_kwargs = {"time_limit": 5, "scale_reward": 3.0, "clip_reward": (0, 2)}
     first, second = (
-        make_gym_env("CartPole-v1", 6, 11, wrapper_kwargs, start_index, vec_env_cls="native")
-        for start_index in (0, 0)
+        make_gym_env("CartPole-v1", 6, 11, wrapper_kwargs, start_index, vec_env_cls="native") for start_index in (0, 0)
     )
     assert isinstance(first, GymnasiumVecEnv) and first.num_envs == 6
     assert first.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP

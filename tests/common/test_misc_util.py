@@ -15,9 +15,7 @@ Pair = namedtuple("Pair", "left, right")
 
 def test_tree_map_keeps_structure_and_order():
     tree = {"b": (1, 2), "a": {"c": 3}}
-    result = tree_map(
-        lambda x, y, z: x + y * z, tree, {"a": {"c": 10}, "b": (20, 30)}, {"b": (1, 2), "a": {"c": 3}}
-    )
+    result = tree_map(lambda x, y, z: x + y * z, tree, {"a": {"c": 10}, "b": (20, 30)}, {"b": (1, 2), "a": {"c": 3}})
     assert result == {"b": (21, 62), "a": {"c": 33}}
     assert list(result) == ["b", "a"]
     assert tree_leaves(result) == [21, 62, 33]
@@ -114,8 +112,6 @@ def test_import_is_light():
         "print('keras' in sys.modules, 'gymnasium' in sys.modules)"
     )
     assert (
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout.split()
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
         == ["False"] * 2
     )

@@ -404,9 +404,7 @@ class VecEnvToGymnasium(VectorEnv):
         self.spec = venv.spec
         self._mode = self.metadata["autoreset_mode"]
 
-    def reset(
-        self, *, seed: Any = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset all lanes, or those of ``options["reset_mask"]``.
 
         Args:

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import FrameStackObservation
 
-from rl.common.vec_env import DummyVecEnv, VecEnv
+from rl.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 from rl.common.vec_env.adapters import from_gymnasium
 from rl.common.vec_env.wrappers import (
     VecCheckNan,
@@ -318,10 +318,7 @@ def test_bad_settings_are_refused(kwargs, error, words):
 def test_stacks_are_those_of_gymnasiums_wrapper_in_each_env(mode, nb_frames, padding):
     venv = VecFrameStack(dummy(mode=mode), nb_frames, padding)
     wrapped = DummyVecEnv(
-        [
-            lambda i=i: FrameStackObservation(CountingEnv(2 + i), nb_frames, padding_type=padding)
-            for i in range(3)
-        ],
+        [lambda i=i: FrameStackObservation(CountingEnv(2 + i), nb_frames, padding_type=padding) for i in range(3)],
         autoreset_mode=mode,
     )
     assert venv.observation_space == wrapped.observation_space and venv.observation_space.shape == (nb_frames, 3)
@@ -350,8 +347,9 @@ def test_trees_are_stacked_leaf_by_leaf_and_text_is_refused():
     observations, _ = venv.reset()
     assert observations["x"].shape == (3, 3, 3) and observations["y"].shape == (3, 3)
     assert observations["z"][0].shape == (3, 3, 3)
-    assert venv.observation_space.contains({"x": observations["x"][0], "y": observations["y"][0],
-                                            "z": (observations["z"][0][0],)})
+    assert venv.observation_space.contains(
+        {"x": observations["x"][0], "y": observations["y"][0], "z": (observations["z"][0][0],)}
+    )
     venv.step([1, 1, 1])
     observations, _, _, _, infos = venv.step([1, 1, 1])
     assert observations["y"].tolist() == [[0, 0, 0], [0, 1, 2], [0, 1, 2]]
@@ -386,6 +384,24 @@ def test_wrappers_take_an_adapted_vector_env():
         observations, *_, infos = venv.step([step, step])
     # NEXT_STEP: steps 1 2 | reset | 1 2
     np.testing.assert_array_equal(observations[0], [[2, 1, 3], [2, 2, 4]])
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("copy_out", [True, False])
+def test_wrappers_give_the_same_around_worker_processes(copy_out):
+    env_fns = [lambda i=i: CountingEnv(2 + i) for i in range(3)]
+
+    def wrap(venv):
+        return VecFrameStack(VecNormalize(VecMonitor(VecCheckNan(venv))), 2)
+
+    with wrap(SubprocVecEnv(env_fns, workers=2, copy=copy_out)) as ours, wrap(DummyVecEnv(env_fns)) as twin:
+        np.testing.assert_array_equal(ours.reset()[0], twin.reset()[0])
+        for first, second in zip(play(ours, 9, None), play(twin, 9, None), strict=True):
+            for one, other in zip(first[:4], second[:4], strict=True):
+                np.testing.assert_array_equal(one, other)
+            np.testing.assert_array_equal(ours.next_obs(), twin.next_obs())
+            for info, other in zip(first[4], second[4], strict=True):
+                assert info.keys() == other.keys()
 
 
 # --- VecMonitor ------------------------------------------------------------------------------------------------------
