@@ -1,0 +1,51 @@
+"""Every example starts from nothing, trains, tests and ends."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+# Enough steps to get past the warm-up and through some gradient steps, no more: each is a new process.
+ARGUMENTS = {
+    "dqn_cartpole.py": ["--nb-steps", "1100", "--nb-test-episodes", "2", "--save-weights", "x.weights.h5"],
+    "dqn_cartpole_vec.py": ["--nb-steps", "300", "--num-env", "3", "--nb-test-episodes", "2"],
+    "dqn_atari.py": [
+        *("--nb-steps", "80", "--nb-steps-warmup", "40", "--limit", "1000", "--num-env", "2"),
+        *("--nb-test-episodes", "1", "--nb-max-test-steps", "20"),
+    ],
+}
+
+
+# Nothing is written unless asked for.
+FILES = {"dqn_cartpole.py": ["x.weights.h5"]}
+
+
+def run(command, cwd):
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_every_example_is_run():
+    assert sorted(path.name for path in (ROOT / "examples").glob("*.py")) == sorted(ARGUMENTS)
+
+
+@pytest.mark.parametrize("name", sorted(ARGUMENTS))
+def test_example(name, tmp_path):
+    if name == "dqn_atari.py":
+        pytest.importorskip("ale_py")
+        pytest.importorskip("cv2")
+    output = run([str(ROOT / "examples" / name), *ARGUMENTS[name]], tmp_path)
+    assert "Episode 1: reward:" in output  # the last thing each of them does is to test
+    assert [path.name for path in tmp_path.iterdir()] == FILES.get(name, [])
