@@ -645,6 +645,23 @@ def test_train_interval_logger_on_a_terminal(monkeypatch):
     assert [line.split()[0] for line in shown if line] == ["Training", "steps", "20/40", "40/40", "done,"]
 
 
+def test_the_bar_fits_a_narrow_terminal_and_leaves_nothing_of_a_longer_one(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    clock = iter(np.arange(0, 1000, 0.05))
+    monkeypatch.setattr("rl.callbacks.time.perf_counter", lambda: float(next(clock)))
+    for columns in (80, 40):
+        terminal.text = ""
+        monkeypatch.setenv("COLUMNS", str(columns))
+        loop = ScriptedLoop(1, lengths=[[5] * 4], returns=[-1000, 1000, 1000, 1000])
+        loop.fit([TrainIntervalLogger(interval=100)], nb_steps=20)
+        bars = [part for part in re.split(r"[\r\n]", terminal.text) if "[" in part]
+        assert max(len(bar.rstrip()) for bar in bars) <= columns - 1
+        assert all(len(bar) >= len(last.rstrip()) for last, bar in zip(bars[:-1], bars[1:], strict=True))
+        if columns == 80:
+            assert any(len(bar.rstrip()) < len(last.rstrip()) for last, bar in zip(bars[:-1], bars[1:], strict=True))
+
+
 @pytest.mark.parametrize("interval", [0, -1, 2.5])
 def test_intervals_are_checked(interval, tmp_path):
     for make in (
@@ -714,6 +731,10 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     logger = FileLogger(path)
     loop.fit([logger], nb_steps=8)
     before = path.read_text()
+    with path.open() as old:  # a reader of the old file is not torn
+        logger.save_data()
+        assert old.read() == before
+        assert not path.samefile(f"/proc/self/fd/{old.fileno()}") if sys.platform == "linux" else True
 
     def die(data, file, **kwargs):
         file.write("{")
