@@ -101,6 +101,8 @@ class Callback(keras.callbacks.Callback):
     def on_vector_step_end(self, logs: Logs | None = None) -> None:
         """Called once after all lanes have made a step: the cheap hook where only totals matter.
 
+        It comes before the `on_episode_end` of episodes that the step ended.
+
         Args:
             logs: `nb_steps` (env steps in the life of the agent), `step` (env steps in this run), `reward` of
                 shape `(N,)`.
