@@ -2,6 +2,7 @@ import copy
 import functools
 import os
 import random
+import re
 import subprocess
 import sys
 import textwrap
@@ -528,6 +529,20 @@ def test_native_refuses_what_it_cannot_do(env_id, kwargs, error, words):
         make_gym_env(env_id, 2, vec_env_cls="native", **kwargs)
 
 
+def test_native_atari():
+    pytest.importorskip("ale_py")
+    with make_gym_env("ALE/Pong-v5", 2, vec_env_cls="native", env_kwargs={"autoreset_mode": "SameStep"}) as env:
+        assert env.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
+        first, _ = env.reset()
+        assert first.shape == (2, 4, 84, 84) and first.dtype == np.uint8
+        env.step([2, 3])
+        moved = env.step([2, 3])[0]
+        observations, infos = env.reset(mask=np.array([False, True]))
+        np.testing.assert_array_equal(observations[0], moved[0])
+        assert not np.array_equal(observations[1], moved[1]) and infos[0] == {} and infos[1]["env_id"] == 1
+        np.testing.assert_array_equal(env.reset(seed=123)[0], first)
+
+
 # --- how many --------------------------------------------------------------------------------------------------------
 
 
@@ -586,3 +601,24 @@ def test_wrap_env_serves_a_single_evaluation_env():
     env.reset(seed=1)
     observation, reward, *_ = env.step(0)
     assert observation.shape == (3, 4) and reward == 0.5
+
+
+@pytest.mark.timeout(90)
+def test_the_scripts_of_the_documentation_run(tmp_path):
+    root = Path(cmd_util.__file__).parents[2]
+    scripts = re.findall(r"^```python\n(.*?)^```", (root / "docs/vector_envs.md").read_text("utf-8"), re.M | re.S)
+    assert len(scripts) == 4
+    for number, script in enumerate(scripts):
+        (tmp_path / f"script{number}.py").write_text(script)
+        done = subprocess.run(
+            [sys.executable, f"script{number}.py"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(root)},
+            capture_output=True,
+            text=True,
+            timeout=80,
+        )
+        assert done.returncode == 0 and done.stderr == "", done.stderr
+    page = (root / "docs/vector_envs.md").read_text("utf-8")
+    positions = [page.index(f"`{key}=") for key in WRAPPER_KEYS]
+    assert positions == sorted(positions)
