@@ -86,6 +86,22 @@ class Lanes:
         self.started_at[lane] = time.monotonic()
         self.metrics_at_start[lane] = (np.copy(state.metric_sum), np.copy(state.metric_count))
 
+    def step_logs(
+        self, lane: int, transition: Transition, state: RunState, metrics: np.ndarray | None, nb_metrics: int
+    ) -> dict[str, Any]:
+        """The logs of a lane's step; in `fit` with the means of the metrics over its updates, NaN without one."""
+        logs = {
+            "action": transition.action[lane],
+            "observation": tree_map(lambda x: x[lane], transition.next_observation),
+            "reward": float(transition.reward[lane]),
+            "episode": int(self.episode[lane]),
+            "info": transition.info[lane],
+            "lane": lane,
+        }
+        if state.training:
+            logs["metrics"] = [float("nan")] * nb_metrics if metrics is None else [float(m) for m in metrics]
+        return logs
+
     def episode_logs(self, lane: int, state: RunState, metrics_names: list[str]) -> dict[str, Any]:
         """The logs of an episode that ended: return, length, and the mean of each metric over its updates."""
         length = int(self.length[lane])
@@ -156,7 +172,8 @@ def run(
     driver, state = lanes.driver, agent.run_state
     first_step, nb_ended = state.step, 0
     names = list(agent.metrics_names)
-    reported = np.ones(driver.nb_lanes, bool)
+    reported = np.ones(driver.nb_lanes, bool) if quota is None else quota > 0
+    acting: Any = ()  # lanes whose steps are reported; a lane that only resets itself has no step
     for lane in np.flatnonzero(lanes.open):  # an episode left open by the last `fit` is new to these callbacks
         hooks.on_episode_begin(int(lanes.episode[lane]), {"lane": int(lane)})
 
@@ -168,10 +185,16 @@ def run(
                     lanes.begin(int(lane), state)
                     if reported[lane]:
                         hooks.on_episode_begin(int(lanes.episode[lane]), {"lane": int(lane)})
-            action = agent.act(observation)
             if hooks.wants_steps:
-                _before_step(hooks, lanes, action, reported)
+                acting = [(int(i), int(lanes.episode[i])) for i in np.flatnonzero(lanes.open & reported)]
+            for lane, episode in acting:
+                hooks.on_step_begin(int(lanes.length[lane]), {"episode": episode, "lane": lane})
+            action = agent.act(observation)
+            for lane, episode in acting:
+                hooks.on_action_begin(action[lane], {"episode": episode, "lane": lane})
             transition = driver.step(action)
+            for lane, episode in acting:
+                hooks.on_action_end(action[lane], {"episode": episode, "lane": lane})
             valid = transition.valid
             state.step += int(np.count_nonzero(valid))
             lanes.length += valid
@@ -181,8 +204,9 @@ def run(
                 finite = np.isfinite(metrics)
                 state.metric_sum = state.metric_sum + np.where(finite, metrics, 0.0)
                 state.metric_count = state.metric_count + finite
-            if hooks.wants_steps:
-                _after_step(hooks, lanes, transition, metrics, names, reported, state)
+            for lane, _ in acting:
+                logs = lanes.step_logs(lane, transition, state, metrics, len(names))
+                hooks.on_step_end(int(lanes.length[lane]) - 1, logs)
             if hooks.wants_vector_steps:
                 done = {"nb_steps": state.step, "step": state.step - first_step, "reward": transition.reward}
                 hooks.on_vector_step_end(done)
@@ -204,38 +228,3 @@ def run(
             if agent.stop_training:
                 return False
     return False
-
-
-def _before_step(hooks: CallbackList, lanes: Lanes, action: Any, reported: np.ndarray) -> None:
-    for lane in np.flatnonzero(reported):
-        logs = {"episode": int(lanes.episode[lane]), "lane": int(lane)}
-        hooks.on_step_begin(int(lanes.length[lane]), logs)
-        hooks.on_action_begin(action[lane], logs)
-
-
-def _after_step(
-    hooks: CallbackList,
-    lanes: Lanes,
-    transition: Transition,
-    metrics: np.ndarray | None,
-    names: list[str],
-    reported: np.ndarray,
-    state: RunState,
-) -> None:
-    values = [float("nan")] * len(names) if metrics is None else [float(m) for m in metrics]
-    for lane in map(int, np.flatnonzero(reported)):
-        action = transition.action[lane]
-        hooks.on_action_end(action, {"episode": int(lanes.episode[lane]), "lane": lane})
-        if not transition.valid[lane]:
-            continue
-        logs = {
-            "action": action,
-            "observation": tree_map(lambda x, i=lane: x[i], transition.next_observation),
-            "reward": float(transition.reward[lane]),
-            "episode": int(lanes.episode[lane]),
-            "info": transition.info[lane],
-            "lane": lane,
-        }
-        if state.training:
-            logs["metrics"] = values
-        hooks.on_step_end(int(lanes.length[lane]) - 1, logs)
