@@ -74,6 +74,11 @@ class Marked(gym.Wrapper):
         return [int(self.action_space.sample()) for _ in range(5)]
 
 
+class Drawn(gym.Wrapper):
+    def draw(self):
+        return float(self.action_space.sample()[0])
+
+
 def layers(env):
     names = []
     while isinstance(env, gym.Wrapper):
@@ -145,6 +150,13 @@ def test_lane_seeds_count_up_from_the_start_index():
     assert len(np.unique(np.concatenate([first, second])[:, 0])) == 6
     # The seeds are used once: the next full reset begins other episodes.
     assert not np.array_equal(env.reset()[0], env.reset()[0])
+
+
+def test_sampling_actions_leaves_the_envs_own_random_streams_alone():
+    quiet, sampled = (in_process("Pendulum-v1", 2, wrapper_class=Drawn) for _ in range(2))
+    sampled.action_space.sample()
+    assert quiet.call("draw") == sampled.call("draw")
+    assert quiet.action_space.sample() == in_process("Pendulum-v1", 2).action_space.sample()
 
 
 def test_without_a_seed_everything_differs():
