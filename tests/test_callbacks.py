@@ -273,6 +273,14 @@ def test_keras_logs_are_scalars_and_batches_leave_out_what_was_not_updated():
     assert set(batches[6]) == {"reward", "loss", "mae"}  # mean_q was NaN at this step
 
 
+@pytest.mark.parametrize("update_freq", ["epoch", 10])
+def test_batch_logs_that_tensorboard_would_drop_are_not_given_to_it(update_freq):
+    board = recorder("on_train_batch_end")
+    board.update_freq = update_freq
+    ScriptedLoop(1).fit([board])
+    assert all(bool(logs) is (update_freq != "epoch") for _, logs in of(board, "on_train_batch_end"))
+
+
 def test_what_an_episode_hook_adds_reaches_history_and_numpy_scalars_become_numbers():
     class Success(Callback):
         def on_episode_end(self, episode, logs=None):
