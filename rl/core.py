@@ -161,6 +161,7 @@ class Agent(keras.Model):
 
     @step.setter
     def step(self, value: int) -> None:
+        self.run_state.requested += int(value) - self.run_state.step
         self.run_state.step = int(value)
 
     @property
@@ -245,7 +246,7 @@ class Agent(keras.Model):
             The Keras `History`: one entry per finished episode, `episode_reward` among them.
 
         Raises:
-            RuntimeError: The agent is not compiled.
+            RuntimeError: The agent is not compiled, or a `fit` of it is running.
             ValueError: An argument, the env's spaces or the network do not fit.
             FloatingPointError: The loss became NaN or infinite. The weights are the last good ones.
         """
@@ -254,6 +255,8 @@ class Agent(keras.Model):
         if nb_steps is None and nb_episodes is None:
             raise ValueError("fit() needs a limit: give nb_steps (env steps) or nb_episodes")
         self._check_compiled("fit")
+        if self._lanes is not None and self._lanes.running:
+            raise RuntimeError("fit() was called inside fit(), by a callback or another thread; test() may be")
         from rl.callbacks import TrainEpisodeLogger, TrainIntervalLogger, Visualizer
 
         options = (action_repetition, nb_max_episode_steps, nb_max_start_steps, start_step_policy)
@@ -274,14 +277,14 @@ class Agent(keras.Model):
             stop_step = None
             if nb_steps is not None:
                 stop_step = state.requested = state.requested + nb_steps
-            history = self._run(lanes, [*own, *(callbacks or [])], params, stop_step=stop_step, nb_episodes=nb_episodes)
+            history = self._run(lanes, [own, callbacks or []], params, stop_step=stop_step, nb_episodes=nb_episodes)
         except BaseException:
             self._lanes = None  # the env may be in the middle of a step
             raise
         finally:
             state.training = False
             # A next fit owes only what the last vector step took too much, not what a stop left undone.
-            state.requested = min(state.step, state.requested)
+            state.requested = state.step if nb_steps is None else min(state.step, state.requested)
         return history
 
     def test(
@@ -301,7 +304,8 @@ class Agent(keras.Model):
         """Plays episodes without learning; nothing of the training changes: no counter, statistic or random stream.
 
         On N lanes the episodes are dealt out in advance, `divmod(nb_episodes, N)`, so that short episodes do not
-        count more often than long ones. A test on the training env makes the next `fit` start new episodes.
+        count more often than long ones. A test on the training env makes the next `fit` start new episodes. A callback
+        may test during `fit`: on another env at any time, on the training env where no episode is open.
 
         Args:
             env: As in `fit`.
@@ -319,7 +323,7 @@ class Agent(keras.Model):
             The Keras `History` with `episode_reward` and `nb_steps` (of the episode), one entry per episode.
 
         Raises:
-            RuntimeError: The agent is not compiled.
+            RuntimeError: The agent is not compiled, or its running `fit` is amid an episode in this very env.
             ValueError: An argument, the env's spaces or the network do not fit.
         """
         nb_episodes = _count("nb_episodes", nb_episodes) or 1
@@ -335,7 +339,10 @@ class Agent(keras.Model):
         processor = self.processor or Processor()
         learns = processor.training
         streams = [(s, s.get_random_state()) for s in self.random_streams()]
-        if self._lanes is not None and self._lanes.driver.env is env:
+        disturbed = self._lanes if self._lanes is not None and self._lanes.driver.env is env else None
+        if disturbed is not None:
+            if disturbed.running and disturbed.open.any():
+                raise RuntimeError("test() was called amid an episode of fit() in the same env: give it another env")
             self._lanes = None
         self.run_state = RunState(training=False)
         self.run_state.step = training_state.step  # schedules read it
@@ -346,33 +353,39 @@ class Agent(keras.Model):
             each, more = divmod(nb_episodes, lanes.driver.nb_lanes)
             quota = np.full(lanes.driver.nb_lanes, each)
             quota[:more] += 1
-            return self._run(lanes, [*own, *(callbacks or [])], params, quota=quota)
+            return self._run(lanes, [own, callbacks or []], params, quota=quota)
         finally:
             self.run_state = training_state
             self.stop_training = stop_training
             processor.training = learns
             for stream, snapshot in streams:
                 stream.set_random_state(snapshot)
+            if disturbed is not None and disturbed.running:
+                disturbed.driver.reset()
+                self._lanes = disturbed
 
     def _run(self, lanes: Lanes, callbacks: list[Any], params: dict[str, Any], **limits: Any) -> Any:
         from rl.callbacks import CallbackList
 
         params |= {"nb_lanes": lanes.driver.nb_lanes, "metrics": list(self.metrics_names)}
+        lanes.follow(params["metrics"], self.run_state)
         hooks = CallbackList(callbacks, model=self, env=lanes.driver.env, params=params)
-        did_abort = True
+        did_abort = lanes.running = True
         try:
             hooks.on_train_begin({})
             did_abort = run(self, lanes, hooks, **limits)
         except KeyboardInterrupt:
             self._lanes = None
         finally:
+            lanes.running = False
             hooks.on_train_end({"did_abort": did_abort})
         return hooks.history
 
     def _lanes_for(self, env: Any, options: tuple, seed: int | None) -> Lanes:
         """The lanes of the last `fit`, if it was on this env and nothing asks for new episodes, else new ones."""
         lanes = self._lanes
-        if lanes is not None and seed is None and lanes.driver.env is env and self._driver_options == options:
+        same = lanes is not None and lanes.driver.env is env and lanes.driver.processor is self.processor
+        if same and seed is None and self._driver_options == options:
             self.prepare(lanes.driver, lanes.driver.observe())
             return lanes
         lanes = self._new_lanes(env, options, seed)
@@ -426,7 +439,7 @@ class Agent(keras.Model):
 
         Raises:
             FileNotFoundError: There is no such file.
-            ValueError: Another ending, or weights of another network.
+            ValueError: Another ending, or weights of another network; the agent keeps its own.
         """
         path = os.fspath(filepath)
         _check_ending(path)
@@ -435,7 +448,12 @@ class Agent(keras.Model):
         with tempfile.TemporaryDirectory() as folder:  # Keras reads by its own ending only
             link = os.path.join(folder, "network" + _WEIGHTS)
             os.symlink(os.path.abspath(path), link)
-            self.model.load_weights(link)
+            before = self.model.get_weights()
+            try:
+                self.model.load_weights(link)
+            except BaseException:  # Keras assigns layer by layer
+                self.model.set_weights(before)
+                raise
 
     def save_own_variables(self, store: Any) -> None:
         """Adds the lifetime counters to a saved agent."""

@@ -32,6 +32,7 @@ class RunState:
         nb_updates: Lifetime gradient steps.
         owed: Gradient steps that are due and not taken yet (fewer than `steps_per_execution`).
         windows: Where recent frames are looked up: the memory in `fit`, a small one of its own in `test`.
+        metric_names: The names of the metrics that are summed.
         metric_sum: Sum of each metric over all updates where it was finite, `(M,)`.
         metric_count: In how many updates that was, `(M,)`.
         recent_observation: For agents driven by `forward` and `backward`: what `forward` was given last.
@@ -41,6 +42,7 @@ class RunState:
     __slots__ = (
         "episode",
         "metric_count",
+        "metric_names",
         "metric_sum",
         "nb_updates",
         "owed",
@@ -57,6 +59,7 @@ class RunState:
         self.training = training
         self.step = self.requested = self.episode = self.nb_updates = self.owed = 0
         self.windows: Any = None
+        self.metric_names: list[str] = []
         self.metric_sum: Any = 0.0
         self.metric_count: Any = 0.0
         self.recent_observation: Any = None
@@ -69,12 +72,19 @@ class Lanes:
     def __init__(self, driver: EnvDriver):
         n = driver.nb_lanes
         self.driver = driver
+        self.running = False
         self.open = np.zeros(n, bool)
         self.episode = np.zeros(n, np.int64)
         self.length = np.zeros(n, np.int64)
         self.episode_reward = np.zeros(n, np.float64)
         self.started_at = np.zeros(n, np.float64)
         self.metrics_at_start: list[Any] = [None] * n
+
+    def follow(self, metric_names: list[str], state: RunState) -> None:
+        """Starts the sums of the metrics anew if they are others than before, as after a second `compile`."""
+        if metric_names != state.metric_names:
+            state.metric_names, state.metric_sum, state.metric_count = metric_names, 0.0, 0.0
+            self.metrics_at_start = [(0.0, 0.0)] * len(self.open)
 
     def begin(self, lane: int, state: RunState) -> None:
         """Opens a new episode in a lane."""

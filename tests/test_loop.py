@@ -4,21 +4,16 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 
-import gymnasium as gym
 import keras
 import numpy as np
 import pytest
 
-from rl.agents.dqn import DQNAgent
 from rl.callbacks import Callback
 from rl.common.vec_env import AutoresetMode, DummyVecEnv
 from rl.loop import Interrupts, RunState
-from rl.memory import SequentialMemory
-from rl.policy import EpsGreedyQPolicy
 from tests.toy_agents import Noting, recorder
 from tests.toy_envs import Counting
 
