@@ -47,6 +47,10 @@ DOCUMENTED = {
         ),
         *("Visualizer", "ModelIntervalCheckpoint", "WandbLogger"),
     ],
+    "rl.processors": ["MultiInputProcessor", "WhiteningNormalizerProcessor", "Processor"],
+    "rl.random": [
+        *("RandomProcess", "AnnealedGaussianProcess", "GaussianWhiteNoiseProcess", "OrnsteinUhlenbeckProcess"),
+    ],
     "rl.util": [
         *("clone_model", "clone_optimizer", "get_object_config", "huber_loss", "WhiteningNormalizer"),
     ],
