@@ -323,6 +323,7 @@ class EnvDriver:
         self._due = over & ~self._env_ended if same or following else over
         self._resetting = self._env_ended if following else self._none
         if self._starting:
+            self._fresh = self._fresh & ~over
             self._spent = self._spent | (over & (self._start > 0))
             self._start = np.where(over, 0, np.maximum(self._start - 1, 0))
         self._begin(begun)

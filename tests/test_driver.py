@@ -114,7 +114,10 @@ def play(driver, nb_calls, seed=0):
         observation = driver.observe()
         assert driver.observe() is observation  # a second call changes nothing
         action = rng.integers(5, size=driver.nb_lanes)
+        started = driver.started
         row = driver.step(action)
+        np.testing.assert_array_equal(started[row.valid], driver.episode_step[row.valid] == 1)
+        assert not (started & ~row.valid).any() and not driver.started.any()
         assert isinstance(row, Transition) and row.observation is observation
         assert row.reward.dtype == np.float32 and row.terminated.dtype == row.truncated.dtype == bool
         assert row.valid.dtype == bool and len(row.info) == driver.nb_lanes
@@ -177,6 +180,7 @@ def test_passing_the_same_object_on(kind):
             assert not driver.started.any()
             row = driver.step(np.zeros(driver.nb_lanes, int))
             assert not row.valid.any() and not row.reward.any() and not row.terminated.any()
+            assert (driver.episode_step == 4).all()  # until the next one begins
 
 
 @every_kind
@@ -241,17 +245,17 @@ def test_start_steps(kind, nb_lanes):
         np.testing.assert_array_equal([row[0] for row in mine], [row[0] for row in other])
 
 
-def test_starting_without_start_steps_left():
-    # One-step episodes end within their start steps: a plain reset, no further start steps, no endless loop.
-    for kind in ("single", "dummy SameStep", "sync NextStep", "dummy Disabled"):
-        env, inner = make(kind, 1, lengths=(1,))
-        driver = EnvDriver(env, nb_max_start_steps=5, start_step_policy=lambda observation: 0)
-        driver.reset(seed=3)
-        rows = play(driver, 30)[0]
-        assert len(rows) >= 10
-        assert all(row[0][2] == 0 and row[4] for row in rows)
-        played = inner[0].nb_steps - len(rows)
-        assert 0 < played <= len(rows)
+@every_kind
+def test_episodes_that_end_within_their_start_steps(kind, nb_lanes):
+    # A plain reset then and no start steps for that one episode; no endless loop.
+    env, inner = make(kind, nb_lanes, lengths=(1,))
+    inner = inner or [env.inner]
+    driver = EnvDriver(env, nb_max_start_steps=3, start_step_policy=lambda observation: 0)
+    driver.reset(seed=3)
+    for mine, one in zip(play(driver, 80), inner, strict=True):
+        assert all(row[0][2] == 0 and row[4] for row in mine)
+        lost = set(range(one.episode)) - {int(row[0][1]) for row in mine}
+        assert len(lost) > 5 and not lost & {episode + 1 for episode in lost}
 
 
 def test_start_steps_sample_the_action_space_without_shifting_it():
@@ -331,6 +335,28 @@ def test_episode_steps_and_starts(kind):
 def test_a_vector_env_that_hands_out_its_own_buffer(kind):
     env, inner = make(kind, 3, copy=False)
     check_rows(play(EnvDriver(env), 40), inner)
+
+
+def test_a_vector_env_that_reuses_its_flags_and_rewards():
+    env, _ = make("dummy SameStep", 3)
+    step, kept = env.step, [np.zeros(3), np.zeros(3, bool), np.zeros(3, bool)]
+
+    def reusing(actions):
+        observation, *new, info = step(actions)
+        for array, value in zip(kept, new, strict=True):
+            array[:] = value
+        return observation, *kept, info
+
+    env.step = reusing
+    driver = EnvDriver(env, nb_max_episode_steps=4)
+    rows, copies = [], []
+    for _ in range(12):
+        driver.observe()
+        rows.append(driver.step(np.zeros(3, int)))
+        copies.append([array.copy() for array in (rows[-1].reward, rows[-1].terminated, rows[-1].truncated)])
+    for row, copied in zip(rows, copies, strict=True):
+        np.testing.assert_array_equal([row.reward, row.terminated, row.truncated], copied)
+    assert any(row.truncated.any() for row in rows)
 
 
 def test_order_of_calls():
@@ -538,6 +564,26 @@ def test_processor_sees_each_thing_once(kind, nb_lanes, whole):
     assert calls["reward"] == calls["info"] == nb_steps
     assert calls["action"] >= nb_steps  # NEXT_STEP: also for the actions that are ignored
     assert len(calls["observation"]) == len(set(calls["observation"])) == nb_steps + sum(one.nb_resets for one in inner)
+
+
+def test_a_processor_cannot_change_the_envs_own_array():
+    class Owning(CountingEnv):
+        def reset(self, *, seed=None, options=None):
+            self.state = np.zeros(4)
+            return self.state, {}
+
+        def step(self, action):
+            self.state += 1
+            return self.state, 1.0, False, False, {}
+
+    def spoil(self, observation):
+        observation *= 10
+        return observation
+
+    driver = EnvDriver(Owning(), processor(process_observation=spoil))
+    for expected in (0, 10, 20, 30):
+        assert driver.observe()[0, 0] == expected
+        driver.step([0])
 
 
 def test_hooks_that_are_not_overridden_are_not_called(monkeypatch):
@@ -795,6 +841,13 @@ def test_an_exception_of_the_env_needs_a_reset():
             driver = EnvDriver(env, **options)
             driver.reset(seed=1)
             run_until(driver, OSError, "lost")
+    env = Breaking()
+    env.breaks_in, driver = "reset", EnvDriver(env)
+    driver.observe()
+    with pytest.raises(OSError, match="lost"):
+        driver.reset()
+    with pytest.raises(RuntimeError, match="reset"):
+        driver.observe()
 
 
 # What is refused
