@@ -23,7 +23,7 @@ def feed(network: Any, states: Any) -> Any:
     """
     inputs = _inputs(network)
     if not inputs:  # a subclassed model says nothing about its inputs
-        return tree_map(lambda x: x[:, 0], states) if getattr(network, "_rl_squeeze", False) else states
+        return tree_map(lambda x: x[:, 0], states) if _takes_plain(network, states) else states
     leaves = []
     for x, part in zip(inputs, _route(inputs, states), strict=True):
         without_window = len(x.shape) == len(part.shape) - 1 and part.shape[1] == 1
@@ -128,25 +128,32 @@ def _route(inputs: list[Any], states: Any) -> list[Any]:
     return leaves
 
 
+def _takes_plain(network: Any, states: Any) -> bool:
+    """Whether a subclassed network was built on inputs without a window axis, and W is 1."""
+    ranks: list[int] = []
+    shapes = (network.get_build_config() or {}).get("input_shape")
+    if shapes is not None:
+        keras.tree.map_shape_structure(lambda shape: ranks.append(len(shape)), shapes)
+    parts = tree_leaves(states)
+    return all(p.shape[1] == 1 for p in parts) and 0 < sum(ranks) == sum(len(p.shape) - 1 for p in parts)
+
+
 def _probe(network: Any, observation: Any, window_length: int, nb_outputs: int, owner: str) -> None:
-    """Finds out by one call on zeros whether a subclassed network takes the window axis."""
-    tried = []
-    for squeeze in (False, True) if window_length == 1 else (False,):
-        network._rl_squeeze = squeeze
-        states = tree_map(
-            lambda x: ops.zeros((1, window_length, *x.shape[1:]), dtype="uint8" if x.dtype == "uint8" else "float32"),
-            observation,
-        )
-        try:
-            shape = tuple(network(feed(network, states), training=False).shape)
-        except Exception as error:  # whatever the user's call raises on a wrong shape
-            tried.append(f"{type(error).__name__}: {str(error).splitlines()[0]}")
-            continue
-        if shape == (1, nb_outputs):
-            return
-        tried.append(f"output shape {shape}")
-    shapes = tree_map(lambda x: (window_length, *x.shape[1:]), observation)
+    """Finds out by one call on zeros whether a subclassed network fits."""
+    states = tree_map(
+        lambda x: ops.zeros((1, window_length, *x.shape[1:]), dtype="uint8" if x.dtype == "uint8" else "float32"),
+        observation,
+    )
+    fed = feed(network, states)
+    try:
+        got = f"the output's shape is {tuple(network(fed, training=False).shape)}"
+    except Exception as error:  # whatever the user's call raises on a wrong shape
+        got = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    if got == f"the output's shape is {(1, nb_outputs)}":
+        return
+    shapes = tree_map(lambda x: tuple(x.shape[1:]), fed)
     raise ValueError(
-        f"{owner}: the network {network.name!r} cannot map states of shape (B,) + {shapes} to (B, {nb_outputs}): "
-        + "; ".join(tried)
+        f"{owner}: the network {network.name!r} must map states of shape (B,) + {shapes} to (B, {nb_outputs}), but "
+        f"for B=1 {got}. Fix: flatten the window axis inside it, or (for window_length=1) build it on observations "
+        "without that axis"
     )

@@ -126,7 +126,10 @@ class ReplayAgent(Agent):
                 loss += ops.cast(penalty, "float32")
             return loss, (target, prediction, logs)
 
-        loss, (target, prediction, logs) = backend.minimize(loss_fn, self.model.trainable_variables, self.optimizer)
+        model = self.model
+        loss, (target, prediction, logs) = backend.minimize(
+            loss_fn, model.trainable_variables, self.optimizer, model.non_trainable_variables
+        )
         for metric in self._compiled_metrics:
             metric.update_state(target, prediction)
         if self.target_model_update < 1:
@@ -148,14 +151,26 @@ class ReplayAgent(Agent):
         Args:
             optimizer: A Keras optimizer or its name. Under `mixed_float16` it is wrapped in a `LossScaleOptimizer`.
             metrics: Keras metrics, their names or functions; they compare the TD target with the prediction Q(s, a).
+                Functions that the agent logs anyway (keras-rl's `mean_q`) are left out.
             jit_compile: Compile with XLA, on CPUs too, where it is several times faster. A layer that XLA refuses
                 makes it fall back to a plain graph with one warning.
             steps_per_execution: Collect this many gradient steps before taking them, in one compiled call.
             run_eagerly: Compile nothing, for debugging.
+
+        Raises:
+            TypeError: The optimizer is none of Keras'.
+            ValueError: Two metrics have the same name, or `steps_per_execution` is out of range.
         """
         _require("steps_per_execution", steps_per_execution, steps_per_execution >= 1, "at least 1")
-        resolved = [_metric(m) for m in metrics or []]
+        if not isinstance(optimizer, (str, dict, keras.optimizers.Optimizer)):
+            raise TypeError(
+                "optimizer must be a keras.optimizers.Optimizer (an instance) or the name of one, got "
+                f"{optimizer!r} of type {type(optimizer).__module__}.{type(optimizer).__qualname__}"
+            )
         with backend.device_scope(self.model.variables):
+            resolved = [_metric(m) for m in metrics or [] if getattr(m, "__name__", m) not in self.logged]
+            names = ["loss", *self.logged, *[m.name for m in resolved]]
+            _require("metrics", names[1:], len(set(names)) == len(names), "of different names, none of them 'loss'")
             super().compile(
                 optimizer=keras.optimizers.get(optimizer),
                 jit_compile=bool(jit_compile) and not run_eagerly,
@@ -189,7 +204,8 @@ class ReplayAgent(Agent):
             states = self.processor.process_state_batch(states)
             self.processor.training = learns
             observation = tree_map(lambda x: np.asarray(x)[:, -1], states)
-        check_fit(self.model, observation, self.memory.window_length, self.nb_actions, type(self).__name__)
+        for network in (self.model, *[target for target, source in self.targets() if source is self.model]):
+            check_fit(network, observation, self.memory.window_length, self.nb_actions, type(self).__name__)
         self._make_functions()
 
     def check_spaces(self, observation_space: Any, action_space: Any) -> None:
@@ -231,9 +247,8 @@ class ReplayAgent(Agent):
 
     def get_compile_config(self) -> dict[str, Any]:
         """What `compile` was given, for `keras.saving`."""
-        optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
         return {
-            "optimizer": keras.saving.serialize_keras_object(optimizer),
+            "optimizer": keras.saving.serialize_keras_object(self.optimizer),
             "metrics": [keras.saving.serialize_keras_object(m) for m in self._compiled_metrics],
             "jit_compile": self.jit_compile,
             "steps_per_execution": self.steps_per_execution,
@@ -246,15 +261,14 @@ class ReplayAgent(Agent):
 
     def _make_functions(self) -> None:
         if self._functions is None:
+            self._check_compiled("evaluate")
             state = [*self.variables, *self.optimizer.variables]
-            options = {"jit_compile": self.jit_compile, "run_eagerly": self.run_eagerly}
-            self._functions = _Untracked(
-                [
-                    backend.compile_function(self.call, state, **options),
-                    backend.compile_function(self._train, state, **options),
-                    backend.compile_function(lambda: polyak(*weights_of(self.targets()), tau=1), state, **options),
-                ]
+            act = backend.compile_function(self.call, state, self.jit_compile, self.run_eagerly)
+            train, copy = (
+                backend.compile_function(function, state, run_eagerly=self.run_eagerly, like=act)
+                for function in (self._train, lambda: polyak(*weights_of(self.targets()), tau=1))
             )
+            self._functions = _Untracked([act, train, copy])
 
     # ---- acting -------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import numpy as np
 from keras import ops
 
 from rl.agents.base import ReplayAgent
+from rl.common.misc_util import tree_map
 from rl.memory import Batch
 from rl.networks import check_output, feed
 from rl.ops import huber, take
@@ -107,9 +108,10 @@ class DQNAgent(ReplayAgent):
 
     def loss_fn(self, batch: Batch) -> tuple[Any, Any, Any, dict[str, Any]]:
         """L; see `ReplayAgent.loss_fn`."""
+        target = self.td_target(batch)
+        # After the target: Keras keeps the activity regularisers' losses of a network's last call.
         q0 = self.q_values(self.model, batch.state0, training=True)
         prediction = take(q0, batch.action)
-        target = self.td_target(batch)
         loss = ops.mean(batch.weight * huber(target - prediction, self.delta_clip))
         return loss, target, prediction, {"mean_q": ops.mean(ops.max(q0, axis=-1))}
 
@@ -123,7 +125,8 @@ class DQNAgent(ReplayAgent):
 
     def compute_batch_q_values(self, state_batch: Any) -> np.ndarray:
         """Q-values `(B, nb_actions)` of a batch of states, each a list of `window_length` observations."""
-        return self.evaluate(np.asarray(state_batch))
+        states = [tree_map(lambda *frames: np.stack(frames), *state) for state in state_batch]
+        return self.evaluate(tree_map(lambda *rows: np.stack(rows), *states))
 
     def check_spaces(self, observation_space: Any, action_space: Any) -> None:
         """Q-learning chooses one of `nb_actions` discrete actions; see `ReplayAgent.check_spaces`."""
@@ -142,6 +145,7 @@ class DQNAgent(ReplayAgent):
     def load_weights(self, filepath: Any) -> None:
         """Reads a weights file into the network and its target; see `Agent.load_weights`."""
         super().load_weights(filepath)
+        self._ahead = (None, None)  # what the old weights said
         self.update_target_model_hard()
 
     def update_target_model_hard(self) -> None:

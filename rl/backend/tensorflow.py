@@ -15,17 +15,7 @@ from rl.common.misc_util import tree_map
 # Leaves up to this size travel together in one int32 buffer: a tensor of its own costs 5-50 us whatever is in it.
 _PACK_BYTES = 16384
 # What is packed, and the type it travels as: 4 bytes wide, or 8 where the upper half of an integer would be lost.
-_CARRIER = {
-    "f2": "f4",
-    "f4": "f4",
-    "f8": "f4",
-    "i4": "i4",
-    "i2": "i4",
-    "i1": "i4",
-    "u2": "i4",
-    "u1": "i4",
-    "b1": "i4",
-}
+_CARRIER = dict.fromkeys(("f2", "f4", "f8"), "f4") | dict.fromkeys(("i4", "i2", "i1", "u2", "u1", "b1"), "i4")
 _CARRIER |= {"i8": "i8", "u8": "u8", "u4": "u4"}
 _XLA_ERRORS = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, tf.errors.InternalError)
 
@@ -88,7 +78,7 @@ class _Plan:
         def unpacked(buffer: tf.Tensor, *separate: tf.Tensor) -> Any:
             tensors: list[Any] = [None] * len(leaves)
             for i, tensor in zip(self.separate, separate, strict=True):
-                tensors[i] = tensor
+                tensors[i] = tf.cast(tensor, tf.float32) if tensor.dtype == tf.float64 else tensor
             for i, at, carrier, shape, dtype in packed:
                 piece = buffer[at]
                 if carrier != "i4":
@@ -114,10 +104,10 @@ class _Plan:
 class CompiledFunction:
     """A function on NumPy trees, traced once per input signature; see `compile_function`."""
 
-    def __init__(self, function: Callable, state: Iterable[Any], jit_compile: bool, run_eagerly: bool):
+    def __init__(self, function: Callable, state: Iterable[Any], jit: list[bool], run_eagerly: bool):
         self._function = function
         self._state = list(state)
-        self._jit_compile = jit_compile
+        self._jit = jit  # one element, which functions on the same state share
         self._run_eagerly = run_eagerly
         self._plans: dict[tuple, _Plan] = {}
         scope = device_scope(self._state)
@@ -147,19 +137,19 @@ class CompiledFunction:
         return self._first_call(signature, args, leaves)
 
     def _first_call(self, signature: tuple, args: tuple, leaves: list[np.ndarray]) -> Any:
-        plan = _Plan(self._function, args, leaves, self._jit_compile)
+        plan = _Plan(self._function, args, leaves, self._jit[0])
         try:
             result = to_numpy(plan(leaves))
         except _XLA_ERRORS as refusal:
-            if not self._jit_compile:
+            if not self._jit[0]:
                 raise
             # XLA refuses a graph before it runs any of it, so nothing was updated and a plain graph may try again.
             plan = _Plan(self._function, args, leaves, False)
             result = to_numpy(plan(leaves))
-            self._jit_compile = False
+            self._jit[0] = False
             warnings.warn(
                 "XLA cannot compile this network, so it runs as a plain TensorFlow graph, which is slower "
-                f"(compile(jit_compile=False) says so from the start): {str(refusal).splitlines()[0]}",
+                f"(compile(jit_compile=False) says so from the start): {' '.join(str(refusal).split())[:500]}",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -168,7 +158,11 @@ class CompiledFunction:
 
 
 def compile_function(
-    function: Callable, state: Iterable[Any], jit_compile: bool = True, run_eagerly: bool = False
+    function: Callable,
+    state: Iterable[Any],
+    jit_compile: bool = True,
+    run_eagerly: bool = False,
+    like: CompiledFunction | None = None,
 ) -> CompiledFunction:
     """Compiles a function of tensors into one of NumPy trees.
 
@@ -177,14 +171,17 @@ def compile_function(
         state: The variables that the function reads or updates. The call runs on their device.
         jit_compile: Compile with XLA. Where XLA refuses the graph, one warning, then a plain graph.
         run_eagerly: Do not compile at all: for debugging.
+        like: Another function of the same agent: where XLA refused one of the two, neither tries it again.
 
     Returns:
         A callable. Each new combination of input shapes and dtypes is traced once. float64 arrives as float32.
     """
-    return CompiledFunction(function, state, jit_compile, run_eagerly)
+    return CompiledFunction(function, state, [jit_compile] if like is None else like._jit, run_eagerly)
 
 
-def minimize(loss_fn: Callable, variables: Sequence[Any], optimizer: Any) -> tuple[tf.Tensor, Any]:
+def minimize(
+    loss_fn: Callable, variables: Sequence[Any], optimizer: Any, others: Sequence[Any] = ()
+) -> tuple[tf.Tensor, Any]:
     """Takes one gradient step, unless the loss or a gradient is not finite: then nothing is changed.
 
     Args:
@@ -192,10 +189,12 @@ def minimize(loss_fn: Callable, variables: Sequence[Any], optimizer: Any) -> tup
         variables: What to differentiate and update.
         optimizer: A built Keras optimizer. Under ``mixed_float16`` a `LossScaleOptimizer`, which skips steps with
             overflowing gradients itself, so that only the loss is checked here.
+        others: Variables that the loss function itself may assign, such as moving statistics.
 
     Returns:
         ``(loss, aux)``. The loss is NaN where the step was left out.
     """
+    before = [tf.identity(v.value) for v in others]
     with tf.GradientTape() as tape:
         loss, aux = loss_fn()
         scaled = optimizer.scale_loss(loss)
@@ -212,7 +211,12 @@ def minimize(loss_fn: Callable, variables: Sequence[Any], optimizer: Any) -> tup
         optimizer.apply(gradients, variables)
         return loss
 
-    return tf.cond(finite, apply, lambda: tf.constant(np.nan, loss.dtype)), aux
+    def leave() -> tf.Tensor:
+        for variable, old in zip(others, before, strict=True):
+            variable.assign(old)
+        return tf.constant(np.nan, loss.dtype)
+
+    return tf.cond(finite, apply, leave), aux
 
 
 def repeat(n: Any, kmax: int, step: Callable[[Any, Any], Any], init: Any) -> Any:
