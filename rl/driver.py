@@ -171,10 +171,6 @@ class EnvDriver:
         self.failed = False
         return self.observe()
 
-    def peek(self) -> Any:
-        """Return observations (N, *obs) of every lane without beginning an episode; None before the first reset."""
-        return self._observation
-
     def observe(self) -> Any:
         """Return the observations (N, *obs) to act on now.
 
