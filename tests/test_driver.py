@@ -682,6 +682,7 @@ class NestedEnv(CountingEnv):
         return {"step": (self.step_count, image), "id": np.array([self.env_id, self.episode], np.float64)}
 
 
+@pytest.mark.filterwarnings("ignore:.*cast at every step")
 @pytest.mark.parametrize(("kind", "nb_lanes"), EVERY)
 def test_nested_observations(kind, nb_lanes):
     if kind == "old":
