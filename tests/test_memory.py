@@ -636,6 +636,30 @@ def test_a_million_one_step_episodes_leak_nothing(limit):
     assert_slots_balance(memory)
 
 
+def test_a_waiting_lane_stores_its_frames_once_too():
+    """Asynchronous lanes: most calls bring no step of most lanes, and their episodes go on."""
+    memory, rng = SequentialMemory(1000), np.random.default_rng(0)
+    steps = np.zeros((4, 1), np.float32)
+    for _ in range(1000):
+        valid = rng.random(4) < 0.3
+        memory.extend(transitions(steps, steps + 1, valid=valid))
+        steps = steps + valid[:, None]
+    successors = memory._rows["successor"][:1000]
+    assert np.sum(successors < 0) == 4  # of the newest row of each lane
+
+
+def test_appended_row_that_was_overwritten_before_its_successor_came():
+    memory = SequentialMemory(6)
+    memory.begin_lanes(1)
+    memory.append(np.full(1, 50.0), 0, 0.0, False)
+    for value in range(6):
+        memory.extend(one_lane([value], [value + 1]))
+    memory.append(np.full(1, 51.0), 0, 0.0, False)
+    batch = memory.sample_batch(6, k=50)
+    np.testing.assert_array_equal(batch.state1, batch.state0 + 1)
+    assert set(batch.state0.ravel()) == {1, 2, 3, 4, 5}
+
+
 @pytest.mark.parametrize("limit", [8, 30, 300])
 def test_random_use_leaks_nothing(limit):
     rng = np.random.default_rng(2)
