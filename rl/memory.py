@@ -447,9 +447,8 @@ class SequentialMemory(Memory):
             at = [[operator.itemgetter((i, w)) for w in range(self.window_length)] for i in range(batch_size)]
             return [[tree_map(frame, tree) for frame in frames] for frames in at]
 
-        state0, state1 = states(batch.state0), states(batch.state1)
         reward, terminal1 = batch.reward.tolist(), (batch.terminal1 > 0).tolist()
-        return list(map(Experience, state0, batch.action, reward, state1, terminal1))
+        return list(map(Experience, states(batch.state0), batch.action, reward, states(batch.state1), terminal1))
 
     def _draw(
         self, shape: tuple[int, ...], rng: np.random.Generator, ids: np.ndarray | None = None
