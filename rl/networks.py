@@ -110,9 +110,9 @@ def _inputs(network: Any) -> list[Any]:
 
 
 def _route(inputs: list[Any], states: Any) -> list[Any]:
-    if isinstance(states, dict):
+    if isinstance(states, dict) and not any(isinstance(v, (dict, tuple)) for v in states.values()):
         names = [x.name for x in inputs]
-        if set(names) == set(states) and not any(isinstance(v, (dict, tuple)) for v in states.values()):
+        if set(names) == set(states):
             return [states[name] for name in names]
         if len(inputs) > 1:
             raise ValueError(

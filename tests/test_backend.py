@@ -1,0 +1,366 @@
+"""The seam to TensorFlow: what goes in and out of compiled functions, gradient steps, counted loops, refusals of XLA."""
+
+import pathlib
+import subprocess
+import sys
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+
+from rl import backend
+from rl.backend import tensorflow as module
+
+
+def compiled(function, state=(), jit_compile=False, **options):
+    return backend.compile_function(function, state, jit_compile=jit_compile, **options)
+
+
+# ---- NumPy in, NumPy out ------------------------------------------------------------------------------------------
+
+VALUES = {
+    "bool": [True, False, True],
+    "int8": [-128, 0, 127],
+    "uint8": [0, 1, 255],
+    "int16": [-(2**15), 0, 2**15 - 1],
+    "uint16": [0, 1, 2**16 - 1],
+    "int32": [-(2**31), 0, 2**31 - 1],
+    "uint32": [0, 1, 2**32 - 1],
+    "int64": [-(2**63), 2**40 + 1, 2**63 - 1],
+    "uint64": [0, 2**40 + 1, 2**64 - 1],
+    "float16": [-65504.0, 6e-8, 0.5],
+    "float32": [-3.4e38, 1e-38, 0.1],
+}
+
+
+@pytest.mark.parametrize("dtype", VALUES)
+@pytest.mark.parametrize("size", [3, 3 * 4096], ids=["packed", "separate"])
+def test_dtypes_and_values_arrive_unchanged(dtype, size):
+    x = np.resize(np.array(VALUES[dtype], dtype), size).reshape(3, -1)
+    seen = []
+
+    def identity(t):
+        seen.append((str(t.dtype.name), tuple(t.shape)))
+        return tf.identity(t)
+
+    for function in (compiled(identity), compiled(identity, run_eagerly=True)):
+        y = function(x)
+        assert y.dtype == x.dtype and y.shape == x.shape
+        np.testing.assert_array_equal(y, x)
+    assert set(seen) == {(dtype, x.shape)}
+
+
+@pytest.mark.parametrize("size", [2, 10_000])
+@pytest.mark.parametrize("eager", [False, True])
+def test_float64_arrives_as_float32(size, eager):
+    y = compiled(lambda t: t * 1, run_eagerly=eager)(np.full(size, 0.1))
+    assert y.dtype == np.float32
+    np.testing.assert_array_equal(y, np.full(size, 0.1, np.float32))
+
+
+def test_special_floats_survive_packing():
+    x = np.array([np.nan, np.inf, -np.inf, -0.0], np.float32)
+    y = compiled(tf.identity)(x)
+    np.testing.assert_array_equal(y, x)
+    assert np.signbit(y[3])
+
+
+@pytest.mark.parametrize("nbytes", [module._PACK_BYTES - 4, module._PACK_BYTES, module._PACK_BYTES + 4])
+def test_arrays_around_the_packing_limit(nbytes):
+    x = np.arange(nbytes // 4, dtype=np.int32)
+    function = compiled(lambda a, b, c: (a + 1, b, c))
+    for shift in (0, 5):
+        a, b, c = function(x + shift, np.int64(2**40 + shift), np.array([True, False]))
+        np.testing.assert_array_equal(a, x + shift + 1)
+        assert b == 2**40 + shift and c.tolist() == [True, False]
+    assert function.nb_traces == 1
+
+
+def test_all_kinds_of_arrays_travel_together_in_any_order():
+    rng = np.random.default_rng(0)
+    parts = [np.array(v, d) for d, v in VALUES.items()] + [
+        rng.normal(size=(70, 80)).astype("f4"),
+        np.zeros((0, 3), "f4"),
+    ]
+    for order in (range(len(parts)), rng.permutation(len(parts)), rng.permutation(len(parts))):
+        given = [parts[i] for i in order]
+        for got, x in zip(compiled(lambda *t: t)(*given), given, strict=True):
+            np.testing.assert_array_equal(got, x)
+
+
+def test_trees_keep_their_structure_and_dicts_their_keys():
+    tree = {"b": np.ones((2, 1), "f4"), "a": (np.zeros(3, "u1"), {"c": np.int32(4)})}
+
+    def function(t, n):
+        return {"sum": t["b"] + 1, "rest": (t["a"][0], t["a"][1]["c"] + n)}
+
+    f = compiled(function)
+    for given in (tree, dict(reversed(tree.items()))):
+        out = f(given, np.int32(3))
+        assert out["sum"].tolist() == [[2], [2]] and out["rest"][0].dtype == np.uint8 and out["rest"][1] == 7
+    assert f.nb_traces == 1
+
+
+def test_strided_and_foreign_endian_arrays_and_python_scalars():
+    f = compiled(lambda a, b, c, d: (a, b, c, d))
+    strided, swapped = np.arange(12, dtype="f4").reshape(3, 4).T[::2], np.arange(3, dtype=">i4")
+    a, b, c, d = f(strided, swapped, 3, True)
+    np.testing.assert_array_equal(a, strided)
+    assert b.tolist() == [0, 1, 2] and c == 3 and d
+
+
+def test_a_function_without_arguments_updates_its_state():
+    v = keras.Variable(np.zeros(2, "float32"))
+
+    def bump():
+        v.assign(v + 1)
+
+    f = compiled(bump, [v])
+    for expected in (1, 2, 3):
+        f()
+        assert v.numpy().tolist() == [expected] * 2
+    assert f.nb_traces == 1
+
+
+def test_a_result_is_not_overwritten_by_the_next_call():
+    f = compiled(tf.identity)
+    first = f(np.ones(3, "f4"))
+    f(np.zeros(3, "f4"))
+    assert first.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_one_trace_per_signature(jit):
+    traced = []
+
+    def function(x, n):
+        traced.append(1)
+        return x * ops.cast(n, x.dtype)
+
+    f = compiled(function, jit_compile=jit)
+    for n in range(4):  # values are no part of the signature
+        assert f(np.ones(2, "f4"), np.int32(n)).tolist() == [n, n]
+    assert f.nb_traces == 1
+    f(np.ones(3, "f4"), np.int32(1))
+    f(np.ones(3, "f2"), np.int32(1))
+    f(np.ones(2, "f4"), np.int32(1))
+    assert f.nb_traces == len(traced) == 3
+
+
+def test_to_numpy_converts_every_leaf():
+    tree = backend.to_numpy({"a": tf.constant(1), "b": (keras.Variable([1.0]), 2.5)})
+    assert all(isinstance(x, np.ndarray) or np.isscalar(x) for x in (tree["a"], *tree["b"]))
+    assert tree["b"][0].tolist() == [1.0] and tree["b"][1] == 2.5
+
+
+# ---- XLA refuses ----------------------------------------------------------------------------------------------------
+
+
+def refused(x):
+    y = tf.py_function(lambda t: t + 1, [x], x.dtype)
+    y.set_shape(x.shape)
+    return y
+
+
+@pytest.mark.parametrize("op", [refused, lambda x: tf.strings.to_number(tf.strings.as_string(x)) + 1.0])
+def test_what_xla_refuses_runs_as_a_plain_graph_with_one_warning_and_one_update(op):
+    v = keras.Variable(np.zeros((), "float32"))
+
+    def function(x):
+        v.assign(v + 1)  # must not happen twice: once under XLA, once without
+        return op(x)
+
+    f = compiled(function, [v], jit_compile=True)
+    with pytest.warns(RuntimeWarning, match="XLA cannot compile.*plain TensorFlow graph") as caught:
+        assert f(np.ones(2, "f4")).tolist() == [2, 2]
+    assert len(caught) == 1
+    assert v.numpy() == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        f(np.ones(2, "f4"))
+        f(np.ones(3, "f4"))
+    assert v.numpy() == 3 and f.nb_traces == 2
+
+
+def test_functions_of_one_agent_share_the_refusal():
+    first = compiled(refused, jit_compile=True)
+    second = compiled(refused, like=first)
+    with pytest.warns(RuntimeWarning) as caught:
+        first(np.ones(2, "f4"))
+        second(np.ones(2, "f4"))
+    assert len(caught) == 1
+    assert "PyFunc" in str(caught[0].message)  # says which operation it was
+
+
+def test_an_error_of_the_function_itself_is_not_blamed_on_xla():
+    def wrong(x):
+        tf.debugging.assert_less(x, 1.0)
+        return x
+
+    f = compiled(wrong, jit_compile=False)
+    with pytest.raises(tf.errors.InvalidArgumentError), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        f(np.ones(2, "f4"))
+
+
+def test_a_python_error_while_tracing_comes_through_and_the_next_call_works():
+    broken = [True]
+
+    def function(x):
+        if broken:
+            raise KeyError("mine")
+        return x
+
+    f = compiled(function, jit_compile=True)
+    with pytest.raises(KeyError, match="mine"):
+        f(np.ones(2, "f4"))
+    broken.clear()
+    assert f(np.ones(2, "f4")).tolist() == [1, 1]
+
+
+# ---- one gradient step ------------------------------------------------------------------------------------------------
+
+
+def test_minimize_takes_one_step_of_the_optimizer():
+    w = keras.Variable(np.array([1.0, 2.0], "float32"))
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build([w])
+    f = compiled(lambda x: backend.minimize(lambda: (ops.sum(x * w * w), {"w": w + 0}), [w], optimizer), [w])
+    loss, aux = f(np.array([1.0, 3.0], "f4"))
+    assert loss == 13.0 and aux["w"].tolist() == [1, 2]
+    np.testing.assert_allclose(w.numpy(), [1 - 0.1 * 2, 2 - 0.1 * 12], rtol=1e-6)
+    assert int(optimizer.iterations) == 1
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("bad", ["loss", "infinite loss", "gradient"])
+def test_minimize_changes_nothing_where_loss_or_gradient_is_not_finite(bad, jit):
+    w, mean = keras.Variable(np.array([0.0, 2.0], "float32")), keras.Variable(np.zeros(1, "float32"))
+    optimizer = keras.optimizers.Adam(0.1)
+    optimizer.build([w])
+    state = [w, mean, *optimizer.variables]
+
+    def loss_fn(x):
+        mean.assign(mean + x)  # as batch normalisation does
+        loss = {"loss": ops.sum(w * x), "infinite loss": ops.sum(w * x), "gradient": ops.sum(ops.sqrt(w))}[bad]
+        return loss, ops.sum(x)
+
+    f = compiled(lambda x: backend.minimize(lambda: loss_fn(x), [w], optimizer, [mean]), state, jit_compile=jit)
+    poison = {"loss": np.nan, "infinite loss": np.inf, "gradient": 1.0}[bad]
+    before = [v.numpy().copy() for v in state]
+    loss, _ = f(np.array([poison], "f4"))
+    assert np.isnan(loss)
+    for v, old in zip(state, before, strict=True):
+        np.testing.assert_array_equal(v.numpy(), old)
+    if bad != "gradient":
+        loss, aux = f(np.ones(1, "f4"))
+        assert loss == 2.0 and aux == 1.0 and mean.numpy() == 1 and int(optimizer.iterations) == 1
+
+
+def test_minimize_with_variables_that_the_loss_does_not_use_and_sparse_gradients():
+    table, unused = keras.Variable(np.ones((4, 2), "float32")), keras.Variable(np.ones(1, "float32"))
+    optimizer = keras.optimizers.SGD(1.0)
+    optimizer.build([table, unused])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Gradients do not exist")
+        loss, _ = backend.minimize(
+            lambda: (ops.sum(ops.take(table, np.array([1, 1]), axis=0)), None), [table, unused], optimizer
+        )
+    assert float(loss) == 4.0
+    assert table.numpy().tolist() == [[1, 1], [-1, -1], [1, 1], [1, 1]] and unused.numpy().tolist() == [1]
+
+
+def test_a_loss_scaling_optimizer_skips_overflowing_steps_by_itself_and_halves_its_scale():
+    w = keras.Variable(np.array([1.0], "float32"))
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=4.0)
+    optimizer.build([w])
+    step = compiled(lambda x: backend.minimize(lambda: (ops.sum(w * x), None), [w], optimizer), [w])
+    loss, _ = step(np.array([1e38], "f4"))  # finite, but not four times as large
+    assert np.isfinite(loss) and w.numpy() == 1.0
+    assert float(optimizer.dynamic_scale) == 2.0
+    step(np.array([0.25], "f4"))
+    assert w.numpy() == 0.75  # unscaled
+
+
+# ---- a counted loop -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_repeat_takes_n_steps_of_at_most_kmax_without_retracing(jit):
+    v = keras.Variable(np.zeros(6, "float32"))
+
+    def function(n, x):
+        def step(i, carry):
+            v.assign(v + ops.one_hot(i, 6))
+            return (carry[0] + ops.take(x, i, axis=0), carry[1] * 2)
+
+        return backend.repeat(n, 6, step, (ops.zeros(()), ops.ones((), "int32")))
+
+    f = compiled(function, [v], jit_compile=jit)
+    x = np.array([1, 10, 100, 1000, 10_000, 100_000], "f4")
+    counts = np.zeros(6)
+    for n in (6, 1, 0, 3, 6, 2):
+        total, doubled = f(np.int32(n), x)
+        assert total == x[:n].sum() and doubled == 2**n
+        counts[:n] += 1
+        assert v.numpy().tolist() == counts.tolist()
+    assert f.nb_traces == 1
+    assert f(np.int32(9), x)[0] == x.sum()  # never more than kmax
+
+
+def test_k_steps_in_one_call_equal_k_calls():
+    def make():
+        w = keras.Variable(np.array([1.0, -2.0], "float32"))
+        optimizer = keras.optimizers.Adam(0.1)
+        optimizer.build([w])
+
+        def function(n, xs):
+            def step(i, carry):
+                x = ops.take(xs, i, axis=0)
+                return carry + backend.minimize(lambda: (ops.sum(ops.square(w - x)), None), [w], optimizer)[0]
+
+            return backend.repeat(n, xs.shape[0], step, ops.zeros(()))
+
+        return w, compiled(function, [w, *optimizer.variables])
+
+    xs = np.random.default_rng(0).normal(size=(5, 2)).astype("f4")
+    (w1, many), (w2, one) = make(), make()
+    total = many(np.int32(5), xs)
+    singles = sum(one(np.int32(1), x[None]) for x in xs)
+    np.testing.assert_allclose(w1.numpy(), w2.numpy(), atol=1e-6)
+    np.testing.assert_allclose(total, singles, rtol=1e-5)
+
+
+# ---- threads, other backends -------------------------------------------------------------------------------------------
+
+
+def test_set_threads_too_late_says_so():
+    tf.constant(1)
+    with pytest.raises(RuntimeError, match="before building a model"):
+        backend.set_threads(1, 1)
+
+
+def test_set_threads_in_time_and_a_backend_that_is_not_there():
+    code = """
+import os, sys
+os.environ["KERAS_BACKEND"] = "tensorflow"
+from rl import backend
+backend.set_threads(1, 2)
+import tensorflow as tf
+assert tf.config.threading.get_intra_op_parallelism_threads() == 1
+assert tf.config.threading.get_inter_op_parallelism_threads() == 2
+import keras
+for name in [n for n in sys.modules if n.startswith("rl.backend")]:
+    del sys.modules[name]
+keras.backend.backend = lambda: "jax"
+try:
+    import rl.backend
+except ImportError as error:
+    assert "KERAS_BACKEND" in str(error) and "'jax'" in str(error), error
+else:
+    raise SystemExit("imported")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=pathlib.Path(__file__).parents[1])
