@@ -50,7 +50,7 @@ setup(
             "pytest>=8.3",
             "pytest-timeout>=2.3",
             "ruff>=0.17",
-            "setuptools>=77",
+            "setuptools>=64",
         ],
     },
     classifiers=[
