@@ -1,4 +1,4 @@
-"""The seam to TensorFlow: what goes in and out of compiled functions, gradient steps, counted loops, refusals of XLA."""
+"""The seam to TensorFlow: what goes in and out of compiled functions, gradient steps, loops, refusals of XLA."""
 
 import pathlib
 import subprocess
@@ -221,7 +221,7 @@ def test_a_python_error_while_tracing_comes_through_and_the_next_call_works():
     assert f(np.ones(2, "f4")).tolist() == [1, 1]
 
 
-# ---- one gradient step ------------------------------------------------------------------------------------------------
+# ---- one gradient step ----------------------------------------------------------------------------------------------
 
 
 def test_minimize_takes_one_step_of_the_optimizer():
@@ -285,7 +285,7 @@ def test_a_loss_scaling_optimizer_skips_overflowing_steps_by_itself_and_halves_i
     assert w.numpy() == 0.75  # unscaled
 
 
-# ---- a counted loop -----------------------------------------------------------------------------------------------------
+# ---- a counted loop -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("jit", [False, True])
@@ -334,7 +334,7 @@ def test_k_steps_in_one_call_equal_k_calls():
     np.testing.assert_allclose(total, singles, rtol=1e-5)
 
 
-# ---- threads, other backends -------------------------------------------------------------------------------------------
+# ---- threads, other backends ----------------------------------------------------------------------------------------
 
 
 def test_set_threads_too_late_says_so():

@@ -129,11 +129,6 @@ def fits(network, *shape, window=1, dtype="float32"):
 def test_windowed_inputs_fit(window, shape):
     fits(sequential(window, *shape), *shape, window=window)
     fits(model(keras.Input((window, *shape))), *shape, window=window)
-    fits(
-        sequential(window, *[None] * len(shape), flatten=False) if shape == () else sequential(window, *shape),
-        *shape,
-        window=window,
-    )
 
 
 def test_plain_inputs_and_open_axes_fit():
@@ -191,7 +186,7 @@ def test_a_subclassed_network_that_does_not_fit_is_refused_with_what_went_wrong(
     fits(subclassed(np.zeros((1, 3, 4), "f4"), flatten=True), 4, window=3)
 
 
-# ---- check_output ------------------------------------------------------------------------------------------------------
+# ---- check_output ---------------------------------------------------------------------------------------------------
 
 
 def test_one_output_of_the_right_size_is_accepted():
