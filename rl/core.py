@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any
 
 import keras
@@ -369,7 +370,8 @@ class Agent(keras.Model):
 
         params |= {"nb_lanes": lanes.driver.nb_lanes, "metrics": list(self.metrics_names)}
         lanes.follow(params["metrics"], self.run_state)
-        hooks = CallbackList(callbacks, model=self, env=lanes.driver.env, params=params)
+        first_epoch = self.run_state.episode - int(lanes.open.sum())  # Keras' epoch goes on where the last fit stopped
+        hooks = CallbackList(callbacks, model=self, env=lanes.driver.env, params=params, first_epoch=first_epoch)
         did_abort = lanes.running = True
         try:
             hooks.on_train_begin({})
@@ -469,7 +471,7 @@ def _count(name: str, value: float | None) -> int | None:
     """A count given as an integer, or as a float like 5e4."""
     if value is None:
         return None
-    if isinstance(value, bool) or not float(value).is_integer() or value < 1:
+    if not isinstance(value, Real) or isinstance(value, bool) or not float(value).is_integer() or value < 1:
         raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
     return int(value)
 
