@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces, wrappers
+from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.vector import AutoresetMode
 
 from rl.common import cmd_util
@@ -266,6 +267,8 @@ def test_module_and_id(tmp_path, monkeypatch):
                     return registering_module.IMPORTED
 
             gym.register(id="FromModule-v3", entry_point="registering_module:MyEnv")
+            gym.register(id="FromModule2-v0", entry_point="gymnasium.envs.classic_control:CartPoleEnv")
+            CartPoleEnv.prepared_by_module = True
             """
         )
     )
@@ -274,8 +277,13 @@ def test_module_and_id(tmp_path, monkeypatch):
         for name in ("registering_module:FromModule-v3", "registering_module:FromModule"):
             with make_gym_env(name, 2, workers=1) as env:
                 assert env.call("where") == [True, True]
+        # The module does more than its env's class needs: the workers import it, too.
+        with make_gym_env("registering_module:FromModule2-v0", 1) as env:
+            assert env.get_attr("prepared_by_module") == [True]
     finally:
-        gym.registry.pop("FromModule-v3", None)
+        del CartPoleEnv.prepared_by_module
+        for name in ("FromModule-v3", "FromModule2-v0"):
+            gym.registry.pop(name, None)
         sys.modules.pop("registering_module", None)
 
 

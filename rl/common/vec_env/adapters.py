@@ -195,8 +195,8 @@ class GymnasiumVecEnv(VecEnv):
         terminated, truncated = np.array(terminated, bool), np.array(truncated, bool)
         rows = _split_infos(infos, self.num_envs)
         was_reset = self._ended & (self._mode is AutoresetMode.NEXT_STEP)
-        self._returns += np.where(was_reset, 0.0, rewards)
-        self._lengths += ~was_reset
+        self._returns += rewards
+        self._lengths += 1
         self._begin_episodes(was_reset)
         for lane in np.flatnonzero(was_reset).tolist():
             rows[lane]["is_reset"] = True
@@ -208,7 +208,7 @@ class GymnasiumVecEnv(VecEnv):
                 row.pop("final_obs", None)  # ALE's vector env fills a dense array of them for all lanes
                 row.pop("final_info", None)
         if self._mode is AutoresetMode.SAME_STEP and self._ended.any():
-            self._begin_episodes(self._ended.copy())
+            self._begin_episodes(self._ended)
         self._observations, self._infos = observations, rows
         self._last_step = (observations, rows)
         return self._copy(observations), rewards, terminated, truncated, rows
@@ -362,8 +362,9 @@ class GymnasiumVecEnv(VecEnv):
         return tree_map(_own, observations)
 
     def _begin_episodes(self, lanes: np.ndarray) -> None:
-        self._returns[lanes], self._lengths[lanes], self._ended[lanes] = 0.0, 0, False
         self._started[lanes] = time.perf_counter()
+        self._returns[lanes], self._lengths[lanes] = 0.0, 0
+        self._ended[lanes] = False  # last: `lanes` may be this very array
 
     def _end_episode(self, lane: int, info: dict[str, Any]) -> dict[str, Any]:
         """Rearrange the info of a lane whose episode ended, as `VecEnv` has it."""

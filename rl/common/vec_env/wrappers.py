@@ -541,11 +541,11 @@ class VecFrameStack(VecEnvWrapper):
         return result, rewards, terminated, truncated, infos
 
     def _begin(self, stack: Any, observations: Any, lanes: np.ndarray) -> Any:
+        """Begin the stacks of some lanes anew, in place: nobody else holds them."""
         if not lanes.any():
             return stack
 
         def begin(frames: np.ndarray, leaf: np.ndarray) -> np.ndarray:
-            frames = frames.copy()
             frames[lanes] = leaf[lanes][:, None] if self.padding == "reset" else 0
             frames[lanes, -1] = leaf[lanes]
             return frames
@@ -611,10 +611,10 @@ class VecMonitor(VecEnvWrapper):
     def step_wait(self, timeout: float | None = None) -> StepResult:
         """Finish the step and write the episodes that ended with it."""
         observations, rewards, terminated, truncated, infos = self.venv.step_wait(timeout)
-        only_reset = self._ended & (self._mode is AutoresetMode.NEXT_STEP)
-        self._begin(only_reset)
-        self._returns += np.where(only_reset, 0.0, rewards)
-        self._lengths += ~only_reset
+        self._returns += rewards
+        self._lengths += 1
+        if self._mode is AutoresetMode.NEXT_STEP:  # what has ended only reset itself now
+            self._begin(self._ended)
         self._ended = terminated | truncated
         lanes = np.flatnonzero(self._ended).tolist()
         for lane in lanes:
@@ -623,7 +623,7 @@ class VecMonitor(VecEnvWrapper):
             if self._file is not None:
                 self._file.flush()
             if self._mode is AutoresetMode.SAME_STEP:
-                self._begin(self._ended.copy())
+                self._begin(self._ended)
         return observations, rewards, terminated, truncated, infos
 
     def close(self, timeout: float = 5.0) -> None:
@@ -634,8 +634,9 @@ class VecMonitor(VecEnvWrapper):
         self.venv.close(timeout)
 
     def _begin(self, lanes: np.ndarray) -> None:
-        self._returns[lanes], self._lengths[lanes], self._ended[lanes] = 0.0, 0, False
         self._begun[lanes] = time.perf_counter()
+        self._returns[lanes], self._lengths[lanes] = 0.0, 0
+        self._ended[lanes] = False  # last: `lanes` may be this very array
 
     def _end_episode(self, lane: int, info: dict[str, Any]) -> None:
         now = time.perf_counter()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
+from gymnasium.wrappers.vector import ClipReward, DictInfoToList, RecordEpisodeStatistics
 
 from rl.common.misc_util import tree_map
 from rl.common.vec_env import (
@@ -208,6 +208,60 @@ def test_what_was_returned_never_changes():
     np.testing.assert_array_equal([row[0] for row in kept], [[1, 0, 0], [1, 1, 0], [2, 0, 0], [2, 1, 2], [3, 0, 0]])
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_an_episode_lasts_from_its_own_reset(mode, monkeypatch):
+    class SlowEnv(CountingEnv):
+        def step(self, action):
+            clock[0] += 10
+            return super().step(action)
+
+    clock = [0]
+    monkeypatch.setattr("rl.common.vec_env.adapters.time.perf_counter", lambda: clock[0])
+    venv = from_gymnasium(SyncVectorEnv([lambda: SlowEnv(2)], autoreset_mode=mode))
+    venv.reset()
+    episodes = []
+    for _ in range(8):
+        _, _, terminated, _, infos = venv.step([0])
+        episodes += [infos[0]["episode"]] if "episode" in infos[0] else []
+        if mode is AutoresetMode.DISABLED and terminated[0]:
+            venv.reset(mask=terminated)
+    assert len(episodes) >= 3
+    assert all(episode == {"r": 2.0, "l": 2, "t": 20} for episode in episodes)
+
+
+class ReusingEnv(CountingEnv):
+    """Writes every step into one array."""
+
+    row = None
+
+    def step(self, action):
+        result = super().step(action)
+        self.row = np.zeros(3, np.float32) if self.row is None else self.row
+        self.row[:] = result[0]
+        return self.row, *result[1:]
+
+
+def test_a_final_observation_never_changes_either():
+    venv = from_gymnasium(SyncVectorEnv([lambda: ReusingEnv(2)], autoreset_mode=AutoresetMode.SAME_STEP))
+    venv.reset()
+    venv.step([1])
+    final = venv.step([1])[4][0]["final_obs"]
+    venv.step([4])
+    np.testing.assert_array_equal(final, [1, 2, 1])
+
+
+def test_next_obs_belongs_to_a_step():
+    venv = adapted()
+    venv.reset()
+    with pytest.raises(RuntimeError, match="needs a step"):
+        venv.next_obs()
+    venv.step([0, 0, 0])
+    venv.next_obs()
+    venv.reset()
+    with pytest.raises(RuntimeError, match="needs a step"):
+        venv.next_obs()
+
+
 def test_seeds_are_used_once_and_reach_every_lane():
     venv = adapted()
     assert venv.seed(11) == [11, 12, 13]
@@ -312,6 +366,12 @@ def test_vector_wrappers_of_gymnasium_may_lie_between():
     info = venv.step([0, 0, 0])[4][0]
     assert info["episode"]["r"] == 2 and info["reset_info"] == {"is_start": 2}
     assert venv.env_is_wrapped(RecordEpisodeStatistics) == [True] * 3
+    # Statistics that were recorded below a change of rewards are kept.
+    clipped = from_gymnasium(ClipReward(inner, 0, 0.25))
+    clipped.reset()
+    clipped.step([0, 0, 0])
+    _, rewards, *_, infos = clipped.step([0, 0, 0])
+    assert rewards[0] == 0.25 and infos[0]["episode"]["r"] == 2
     listed = from_gymnasium(DictInfoToList(SyncVectorEnv(makers(), autoreset_mode=AutoresetMode.NEXT_STEP)))
     assert listed.reset()[1] == [{"is_start": 1}] * 3
 
@@ -559,6 +619,18 @@ def test_the_four_tuple_view(truncate):
     assert view.get_attr("goal") == [1, 1, 1]
     view.close()
     assert view.closed
+
+
+def test_a_true_end_at_the_time_limit_is_no_truncation():
+    class BothEnv(CountingEnv):
+        def step(self, action):
+            observation, reward, terminated, _, info = super().step(action)
+            return observation, reward, terminated, terminated, info
+
+    view = LegacyVecEnv(DummyVecEnv([lambda: BothEnv(1)]))
+    view.reset()
+    _, _, dones, infos = view.step([0])
+    assert dones[0] and infos[0]["TimeLimit.truncated"] is False
 
 
 def test_the_four_tuple_view_knows_one_mode_and_does_not_recurse():

@@ -342,6 +342,30 @@ def test_stacks_are_those_of_gymnasiums_wrapper_in_each_env(mode, nb_frames, pad
         np.testing.assert_array_equal(returned, copied)
 
 
+def test_a_lane_reset_by_hand_begins_anew_also_under_next_step():
+    venv = VecFrameStack(VecNormalize(dummy(mode=AutoresetMode.NEXT_STEP), norm_obs=False, gamma=1.0), 2)
+    venv.reset()
+    venv.step([0, 0, 0])
+    assert venv.step([0, 0, 0])[2].tolist() == [True, False, False]
+    # Lane 0 has ended, lane 1 has not: both go on in a new episode, whose first step is a real one.
+    observations, _ = venv.reset(mask=np.array([True, True, False]))
+    np.testing.assert_array_equal(observations[:, :, 1], [[0, 0], [0, 0], [1, 2]])
+    before = venv.return_rms.count
+    observations, *_ = venv.step([0, 0, 0])
+    np.testing.assert_array_equal(observations[:, :, 1], [[0, 1], [0, 1], [2, 3]])
+    assert venv.return_rms.count == before + 3
+    np.testing.assert_array_equal(venv.returns, [1, 1, 6])
+
+
+def test_what_the_user_does_to_a_stack_is_his_own_affair():
+    venv = VecFrameStack(dummy(), 2)
+    venv.reset()[0][:] = -1
+    observations = venv.step([1, 1, 1])[0]
+    np.testing.assert_array_equal(observations[0], [[1, 0, 0], [1, 1, 1]])
+    observations[:] = -1
+    np.testing.assert_array_equal(venv.step([1, 1, 1])[0][1], [[1, 1, 1], [1, 2, 1]])
+
+
 def test_trees_are_stacked_leaf_by_leaf_and_text_is_refused():
     venv = VecFrameStack(dummy(kind="dict"), 3)
     observations, _ = venv.reset()
@@ -459,6 +483,23 @@ def test_an_episode_cut_by_a_reset_is_not_counted(tmp_path):
     again.close()
     VecMonitor(dummy(), path).close()
     assert read_monitor(path)[1] == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_episode_lasts_from_its_own_reset(mode, monkeypatch):
+    class Bare(VecEnvWrapper):
+        def step_wait(self, timeout=None):
+            clock[0] += 10
+            *result, infos = super().step_wait(timeout)
+            return *result, [{} for _ in infos]
+
+    clock = [0]
+    venv = VecMonitor(Bare(dummy(1, mode, lengths=(2,))))
+    monkeypatch.setattr("rl.common.vec_env.wrappers.time.perf_counter", lambda: clock[0])
+    venv.reset()
+    episodes = [infos[0]["episode"] for *_, infos in play(venv, 8, mode) if "episode" in infos[0]]
+    assert len(episodes) >= 3
+    assert all(episode == {"r": 3.0, "l": 2, "t": 20} for episode in episodes)
 
 
 def test_monitor_without_a_file_and_with_a_missing_key(tmp_path):
