@@ -603,7 +603,8 @@ def test_workers_auto_gives_waiting_envs_a_worker_each(capsys):
     ],
 )
 def test_workers_auto_chooses_by_cost_and_by_what_was_asked_for(seconds, kwargs, expected, monkeypatch, capsys):
-    monkeypatch.setattr(cmd_util, "probe_env", lambda env_fn, **_: Probe(seconds, seconds, 50))
+    probe = Probe(**{**dict.fromkeys(Probe._fields, 0), "seconds": seconds, "cpu_seconds": seconds})
+    monkeypatch.setattr(cmd_util, "probe_env", lambda env_fn, **_: probe)
     monkeypatch.setattr("rl.common.vec_env.cores.usable_cores", lambda: 2)
     with make_gym_env("CartPole-v1", 4, workers="auto", verbose=0, **kwargs) as env:
         assert type(env) is expected
