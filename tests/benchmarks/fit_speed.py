@@ -1,0 +1,140 @@
+"""Times `fit` of DQN in env steps per second after warm-up, and against Stable-Baselines3 on the same work.
+
+    python tests/benchmarks/fit_speed.py                       # ours: 1 and 8 lanes
+    python tests/benchmarks/fit_speed.py --peer .peers/bin/python --rounds 5
+
+The work: CartPole-v1, network 64-64, Adam, batch 32, one gradient step per env step, target copied every 500 env
+steps, in-process lanes, one intra-op thread on both sides. The peer's Python needs `stable-baselines3` and a CPU
+build of `torch`. Rounds alternate between the two; the ratio is taken within a round and the median is reported.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import textwrap
+import time
+
+LANES = (1, 8)
+
+OURS = """
+    import sys, time
+    from rl import backend
+    backend.set_threads(1)
+    import gymnasium, keras
+    from rl.agents import DQNAgent
+    from rl.common.vec_env import DummyVecEnv
+    from rl.memory import SequentialMemory
+
+    lanes, steps, profile = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "profile"
+    make = lambda: gymnasium.make("CartPole-v1")
+    env = make() if lanes == 1 else DummyVecEnv([make] * lanes)
+    layers = [keras.layers.Input((1, 4)), keras.layers.Flatten(), keras.layers.Dense(64, "relu"),
+              keras.layers.Dense(64, "relu"), keras.layers.Dense(2)]
+    agent = DQNAgent(keras.Sequential(layers), nb_actions=2, memory=SequentialMemory(50_000, window_length=1),
+                     nb_steps_warmup=1000, target_model_update=500)
+    agent.compile(keras.optimizers.Adam(1e-3))
+    agent.fit(env, nb_steps=max(2000, steps // 3), verbose=0)
+    spent = {}
+    if profile:
+        def timed(owner, name, label):
+            inner = getattr(owner, name)
+            def call(*args, **kwargs):
+                start = time.perf_counter()
+                try:
+                    return inner(*args, **kwargs)
+                finally:
+                    spent[label] = spent.get(label, 0.0) + time.perf_counter() - start
+            object.__setattr__(owner, name, call)
+        driver = agent._lanes.driver
+        timed(driver, "step", "env")
+        timed(driver, "observe", "env")
+        timed(agent, "act", "act")
+        timed(agent.memory, "extend", "memory: store")
+        timed(agent.memory, "sample_batch", "memory: sample")
+        timed(agent, "_update", "update")
+    start, first = time.perf_counter(), agent.step
+    agent.fit(env, nb_steps=steps, verbose=0)
+    wall, done = time.perf_counter() - start, agent.step - first
+    print("RESULT", done / wall)
+    if profile:
+        spent["update"] -= spent["memory: sample"]
+        spent["loop, hooks, schedule"] = wall - sum(spent.values())
+        for label, seconds in spent.items():
+            print(f"{label:24s} {1e6 * seconds / (done / lanes):8.1f} us per vector step")
+"""
+
+PEER = """
+    import sys, time
+    import torch
+    torch.set_num_threads(1)
+    from stable_baselines3 import DQN
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.env_util import make_vec_env
+
+    lanes, steps = int(sys.argv[1]), int(sys.argv[2])
+
+    class Stopwatch(BaseCallback):
+        start = None
+        def _on_step(self):
+            if self.start is None and self.num_timesteps >= max(2000, steps // 3):
+                self.start, self.first = time.perf_counter(), self.num_timesteps
+            return True
+        def _on_training_end(self):
+            print("RESULT", (self.num_timesteps - self.first) / (time.perf_counter() - self.start))
+
+    model = DQN("MlpPolicy", make_vec_env("CartPole-v1", n_envs=lanes, seed=0), learning_rate=1e-3, buffer_size=50_000,
+                learning_starts=1000, batch_size=32, train_freq=1, gradient_steps=lanes, target_update_interval=500,
+                policy_kwargs=dict(net_arch=[64, 64]), device="cpu")
+    model.learn(steps + max(2000, steps // 3), callback=Stopwatch())
+"""
+
+
+def rate(python: str, code: str, lanes: int, steps: int, mode: str = "plain") -> float:
+    env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
+    command = [python, "-c", textwrap.dedent(code), str(lanes), str(steps), mode]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{python} failed:\n{done.stderr}")
+    if mode == "profile":
+        print("\n".join(line for line in done.stdout.splitlines() if not line.startswith("RESULT")))
+    return float(next(line for line in done.stdout.splitlines() if line.startswith("RESULT")).split()[1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=8000, help="timed env steps on 8 lanes; half of it on one")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peer", help="a Python with stable-baselines3")
+    parser.add_argument("--profile", action="store_true", help="show where the time of a vector step goes")
+    parser.add_argument("--json", help="write all figures to this file")
+    args = parser.parse_args()
+
+    figures: dict[str, list[float]] = {}
+    for lanes in LANES:
+        steps = args.steps if lanes > 1 else args.steps // 2
+        if args.profile:
+            print(f"{lanes} lane(s):")
+            rate(sys.executable, OURS, lanes, steps, "profile")
+            continue
+        ours, peers = [], []
+        for _ in range(args.rounds):
+            ours.append(rate(sys.executable, OURS, lanes, steps))
+            if args.peer:
+                peers.append(rate(args.peer, PEER, lanes, steps))
+        figures[f"ours {lanes}"], figures[f"sb3 {lanes}"] = ours, peers
+        line = f"{lanes} lane(s): {statistics.median(ours):7.0f} env steps/s"
+        if peers:
+            ratios = sorted(a / b for a, b in zip(ours, peers, strict=True))
+            line += f", Stable-Baselines3 {statistics.median(peers):7.0f}, ratio {statistics.median(ratios):.2f}"
+            line += f" ({ratios[0]:.2f} to {ratios[-1]:.2f} in {args.rounds} rounds)"
+        print(line, flush=True)
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump({"time": time.strftime("%Y-%m-%d"), **figures}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
