@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import os
+import resource
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -39,45 +41,53 @@ class Probe(NamedTuple):
     """What a step of one environment costs.
 
     Attributes:
-        seconds: Wall time of a step.
-        cpu_seconds: CPU time of a step.
+        seconds: Wall time of a step (median).
+        cpu_seconds: CPU time of a step (median).
+        sleeps: How often a step gives up its core of its own accord (mean), to sleep or to wait for something.
         nb_steps: Steps timed.
     """
 
     seconds: float
     cpu_seconds: float
+    sleeps: float
     nb_steps: int
 
     @property
     def waits(self) -> bool:
-        """Whether a step waits (for a simulator, a network) rather than computes."""
-        return self.seconds > 200e-6 and self.cpu_seconds < 0.5 * self.seconds
+        """Whether a step waits (for a simulator, a network) rather than computes.
+
+        On a busy machine a step that computes takes longer than its CPU time as well, but it never gives up its core.
+        """
+        return self.seconds > 200e-6 and self.cpu_seconds < 0.5 * self.seconds and self.sleeps >= 0.5
 
 
-def time_steps(env: Any, nb_steps: int = 50, limit: float = 0.5) -> tuple[float, float, int]:
+def time_steps(env: Any, nb_steps: int = 50, limit: float = 0.5) -> Probe:
     """Step an environment with random actions, resetting it where an episode ends; resets are not timed.
 
     Args:
         env: A Gymnasium environment.
         nb_steps: Steps to take.
         limit: Seconds after which to stop early.
-
-    Returns:
-        Wall and CPU seconds of all steps, and their number.
     """
     env.reset()
     env.step(env.action_space.sample())  # the first step may import or compile something
     env.reset()
-    wall = cpu = 0.0
-    count = 0
-    while count < nb_steps and wall < limit:
+    wall, cpu, sleeps = [], [], 0
+    begun = time.perf_counter()
+    while not wall or (len(wall) < nb_steps and time.perf_counter() - begun < limit):
         action = env.action_space.sample()
-        wall0, cpu0 = time.perf_counter(), time.process_time()
+        sleeps0, wall0, cpu0 = _voluntary_switches(), time.perf_counter(), time.process_time()
         result = env.step(action)
-        wall, cpu, count = wall + time.perf_counter() - wall0, cpu + time.process_time() - cpu0, count + 1
+        wall.append(time.perf_counter() - wall0)
+        cpu.append(time.process_time() - cpu0)
+        sleeps += _voluntary_switches() - sleeps0
         if result[2] or result[3]:
             env.reset()
-    return wall, cpu, count
+    return Probe(statistics.median(wall), statistics.median(cpu), sleeps / len(wall), len(wall))
+
+
+def _voluntary_switches() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
 
 
 def probe_env(env_fn: Callable[[], Any], **kwargs: Any) -> Probe:
@@ -93,8 +103,7 @@ def probe_env(env_fn: Callable[[], Any], **kwargs: Any) -> Probe:
         return _Timed(env_fn())
 
     with SubprocVecEnv([timed], workers=1, **kwargs) as venv:
-        wall, cpu, count = venv.call("time_steps")[0]
-    return Probe(wall / count, cpu / count, count)
+        return venv.call("time_steps")[0]
 
 
 class _Timed:
@@ -110,7 +119,7 @@ class _Timed:
     def step(self, action: Any) -> Any:
         return self.env.step(action)
 
-    def time_steps(self) -> tuple[float, float, int]:
+    def time_steps(self) -> Probe:
         return time_steps(self.env)
 
     def close(self) -> None:

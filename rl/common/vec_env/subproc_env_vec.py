@@ -217,7 +217,9 @@ class _ProcessEngine(Engine):
 
     def _post(self, worker: _Worker, kind: str, body: Any, deadline: float | None) -> None:
         """Send a message; raises ChannelClosed if the worker has ended."""
-        worker.channel.send(dumps((worker.seq, kind, body)), lambda events: self._wait(worker, events, deadline, kind))
+        # By value: to a worker `__main__` is another module, where plain pickle's references lead nowhere.
+        message = cloudpickle.dumps((worker.seq, kind, body))
+        worker.channel.send(message, lambda events: self._wait(worker, events, deadline, kind))
 
     def _wait(self, worker: _Worker, events: int, deadline: float | None, what: str) -> None:
         """Wait for a worker's socket; raises where it, or in vain another, has ended, or it takes too long."""
@@ -335,7 +337,7 @@ class _ProcessEngine(Engine):
                 write(worker.command, 1)
             else:
                 low = workers[0].low
-                part = dumps(actions[worker.low - low : worker.high - low])
+                part = actions[worker.low - low : worker.high - low]
                 with contextlib.suppress(ChannelClosed):
                     self._post(worker, "step", (part, targets[g]), None)
 
@@ -429,7 +431,7 @@ class _ProcessEngine(Engine):
 
     def ask(self, kind: str, lanes: Sequence[int], args: Any) -> list[Any]:
         try:
-            data = dumps(args)
+            data = cloudpickle.dumps(args)
         except Exception as error:
             raise TypeError(f"The arguments of {kind}() cannot be pickled, so they cannot be sent: {error}") from error
         by_worker: dict[int, list[int]] = {}
@@ -502,8 +504,12 @@ class _ProcessEngine(Engine):
         """The step of a worker that ended within it: its lanes' episodes count as truncated, without a reward."""
         g, arena, tree = worker.index, self.arena, self.observation_tree
         rows, target = slice(worker.low, worker.high), self.target[g]
+        told_return, told_length = arena.running_return[rows].copy(), arena.running_length[rows].copy()
         self._replace(worker)
-        self.deliver(worker, "owe_reset", self._derived(worker))
+        # Answered, as a step announced through the arena would overtake it.
+        worker.seq += 1
+        self._post(worker, "owe_reset", self._derived(worker), None)
+        self._receive(worker, None, "restart")
         last, latest = arena.observation[self.current[g]], arena.observation[target]
         report: Report = {"infos": [(lane, {"worker_restarted": True}) for lane in worker.lanes]}
         if self.mode == AutoresetMode.SAME_STEP:
@@ -519,18 +525,12 @@ class _ProcessEngine(Engine):
         arena.reward[rows] = 0.0
         arena.terminated[rows] = False
         arena.truncated[rows] = True
-        arena.episode_return[rows] = arena.running_return[rows]
-        arena.episode_length[rows] = arena.running_length[rows]
+        arena.episode_return[rows] = told_return
+        arena.episode_length[rows] = told_length
         arena.episode_seconds[rows] = np.nan
         arena.control[g * CONTROL_WORDS + ENDED] = 1
         self.reports[g] = report
         worker.done = True
-
-    def deliver(self, worker: _Worker, kind: str, body: Any) -> None:
-        """Send a message that is not answered."""
-        worker.seq += 1
-        with contextlib.suppress(ChannelClosed):
-            self._post(worker, kind, body, None)
 
     def _reset_anew(self, worker: _Worker, jobs: list[Job], target: int, deadline: float | None) -> Report:
         """The reset of a worker that has ended: all lanes of its successor are reset."""

@@ -137,6 +137,9 @@ class _Worker:
             failures = [failure(lanes.first + len(lanes.envs), error)]
         if failures:
             self.reply(seq, "failed", [pack_failure(one) for one in failures])
+            # Wait to be dismissed: an end that is noticed before this message would hide the reason for it.
+            with contextlib.suppress(ChannelClosed):
+                self.channel.receive(self.wait)
             lanes.close()
             return
         self.channel.send(message, self.wait)
@@ -158,7 +161,7 @@ class _Worker:
         self.lanes.attach(arena.attach(memory), observations, actions, body["group"])
         self.control = arena.control
         self.base = body["group"] * CONTROL_WORDS
-        self.last = self.control[self.base + COMMAND]
+        self.last = 0
         self.spin = body["spin_seconds"]
 
     def serve(self) -> None:
@@ -173,13 +176,14 @@ class _Worker:
             for fd, _ in poll():
                 if fd == command:
                     read(command)
-                    while self.control[self.base + COMMAND] != self.last:
-                        step()
                 elif fd == sock:
                     if not self.answer(*self.channel.receive(self.wait)):
                         return
                 elif fd == main:
                     return
+            # After messages, too: the first command may have been given before the arena was attached.
+            while self.control[self.base + COMMAND] != self.last:
+                step()
 
     def step(self) -> None:
         """Step all lanes with the actions in the arena, then wait a little for the next command."""
@@ -214,12 +218,13 @@ class _Worker:
             self.attach(body)
         elif kind == "step":  # actions that are Python objects
             actions, target = body
-            self.finish(seq, *lanes.step(pickle.loads(actions), 0, target))
+            self.finish(seq, *lanes.step(actions, 0, target))
         elif kind == "reset":
             jobs, target = body
             self.reply(seq, "reset", _pack(lanes.reset(jobs, target)))
         elif kind == "owe_reset":
             lanes.owe_reset(body)
+            self.reply(seq, "owe_reset", None)
         elif kind == "ask":
             question, numbers, args = body
             try:
