@@ -72,7 +72,9 @@ def time_steps(env: Any, nb_steps: int = 50, limit: float = 0.5) -> Probe:
     env.reset()
     env.step(env.action_space.sample())  # the first step may import or compile something
     env.reset()
-    wall, cpu, sleeps = [], [], 0
+    wall: list[float] = []
+    cpu: list[float] = []
+    sleeps = 0
     begun = time.perf_counter()
     while not wall or (len(wall) < nb_steps and time.perf_counter() - begun < limit):
         action = env.action_space.sample()

@@ -420,18 +420,16 @@ class LaneVecEnv(VecEnv):
         any_ended: bool,
         copy: bool,
     ) -> StepResult:
-        """The results of finished groups. `target` None: the groups may have written different sets."""
+        """The results of finished groups. `target` None: the groups have written sets that differ."""
         engine = self._engine
         reports = [report for g in groups if (report := engine.reports[g])]
         if reports:
             self._check_infos(reports)
-        for g in groups:
-            engine.stepping[g] = False
-            engine.reports[g] = None
-            engine.current[g] = engine.target[g]
-        if reports:
             self._take_objects(reports)
-            self._raise_reported(reports)
+            if any("failures" in report for report in reports):
+                self._last_step = None
+                self._settle(groups)
+                self._raise_reported(reports)
         arena = engine.arena
         observations = self._observations(groups, lanes, target, copy)
         rewards = arena.reward[lanes]
@@ -439,15 +437,30 @@ class LaneVecEnv(VecEnv):
         truncated = arena.truncated[lanes]
         if target is not None:  # slices are views so far; picked rows are copies already
             rewards, terminated, truncated = rewards.copy(), terminated.copy(), truncated.copy()
-        nb = len(rewards)
         infos: list[dict[str, Any]]
         if not reports and not any_ended:
-            infos = [{} for _ in range(nb)]
+            infos = [{} for _ in range(len(rewards))]
         else:
             numbers = range(self._low, self._high) if target is not None else lanes.tolist()  # type: ignore[union-attr]
             infos = self._infos(reports, numbers, terminated | truncated)
         self._last_step = (observations, infos)
+        # Last of all: after a Ctrl-C before this the step is pending as before, and can be collected again.
+        self._settle(groups)
         return observations, rewards, terminated, truncated, infos
+
+    def _settle(self, groups: Sequence[int]) -> None:
+        """The steps of these groups are over, and what they wrote is the latest."""
+        engine = self._engine
+        if type(groups) is range:  # one operation each, which no signal handler can divide
+            first, last = groups.start, groups.stop
+            engine.reports[first:last] = [None] * (last - first)
+            engine.current[first:last] = engine.target[first:last]
+            engine.stepping[first:last] = [False] * (last - first)
+            return
+        for g in groups:
+            engine.reports[g] = None
+            engine.current[g] = engine.target[g]
+            engine.stepping[g] = False
 
     def _observations(self, groups: Sequence[int], lanes: slice | np.ndarray, target: int | None, copy: bool) -> Any:
         engine = self._engine
@@ -464,7 +477,7 @@ class LaneVecEnv(VecEnv):
                 rows = sets[target][k][lanes]
                 leaves.append(rows.copy() if copy else rows)
             else:
-                leaves.append(np.concatenate([sets[engine.current[g]][k][slice(*engine.bounds[g])] for g in groups]))
+                leaves.append(np.concatenate([sets[engine.target[g]][k][slice(*engine.bounds[g])] for g in groups]))
         return tree.join(leaves)
 
     def _infos(self, reports: list[Report], lanes: Sequence[int], ended: np.ndarray) -> list[dict[str, Any]]:
@@ -586,18 +599,21 @@ class LaneVecEnv(VecEnv):
             self._lock.release()
 
     def _drain(self, deadline: float | None) -> None:
-        """Wait for pending steps and forget them."""
+        """Wait for pending steps and forget them, but not which lanes they leave in need of a reset."""
         engine = self._engine
         pending = [g for g in self._groups if engine.stepping[g]]
         if not pending:
             return
         engine.finish(pending, deadline)
         for g in pending:
-            reports = [report] if (report := engine.reports[g]) else []
-            self._take_objects(reports)
-            engine.stepping[g] = False
-            engine.reports[g] = None
-            engine.current[g] = engine.target[g]
+            if report := engine.reports[g]:
+                self._take_objects([report])
+                engine.set_stale([one.lane for one in report.get("failures", ())], True)
+            if self._disabled:
+                low, high = engine.bounds[g]
+                ended = engine.arena.terminated[low:high] | engine.arena.truncated[low:high]
+                engine.set_stale((np.flatnonzero(ended) + low).tolist(), True)
+        self._settle(pending)
 
     def _lane_options(self, options: Any) -> list[dict[str, Any] | None]:
         if options is None or isinstance(options, dict):

@@ -126,6 +126,9 @@ class _ProcessEngine(Engine):
                 descriptions.append(body)
         if failures:
             self.raise_failures(failures)
+        if not self.restart:
+            for worker in workers:
+                worker.env_fns = b""  # may hold much, and is not needed again
         return descriptions
 
     def _spawn(self, worker: _Worker) -> None:
@@ -314,8 +317,9 @@ class _ProcessEngine(Engine):
         try:
             self._ring(workers, actions)
         except BaseException:
-            # Ctrl-C between two workers: the step is pending all the same, so every worker must know of it.
-            self._ring([worker for worker in workers if worker.done or actions is None], actions)
+            # Ctrl-C between two workers: the step is pending all the same, so every worker must know of it. Who knows
+            # already ignores the second call, which has the same number.
+            self._ring(workers, actions)
             raise
 
     def _ring(self, workers: Sequence[_Worker], actions: list[Any] | None) -> None:

@@ -169,7 +169,7 @@ class _Worker:
         command, main, sock = self.command, self.main, self.channel.fileno()
         poll, read, step = self.poller.poll, os.eventfd_read, self.step
         self.control = memoryview(bytearray(8 * CONTROL_WORDS)).cast("q")
-        self.base, self.last, self.spin = 0, 0, 0.0
+        self.base, self.last, self.last_message, self.spin = 0, 0, 0, 0.0
         gc.collect()
         gc.freeze()  # what was imported and built lives as long as the worker: collections need not look at it
         while True:
@@ -216,8 +216,9 @@ class _Worker:
             return False
         if kind == "attach":
             self.attach(body)
-        elif kind == "step":  # actions that are Python objects
+        elif kind == "step" and seq != self.last_message:  # actions that are Python objects
             actions, target = body
+            self.last_message = seq
             self.finish(seq, *lanes.step(actions, 0, target))
         elif kind == "reset":
             jobs, target = body

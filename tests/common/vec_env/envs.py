@@ -2,6 +2,7 @@
 
 import copy
 import ctypes
+import faulthandler
 import os
 import signal
 import subprocess
@@ -207,6 +208,7 @@ class FaultEnv(CountingEnv):
         if kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if kind == "segv":
+            faulthandler.disable()  # pytest's, which a forked worker inherits, would fill the screen
             os.kill(os.getpid(), signal.SIGSEGV)
         if kind == "hang":
             time.sleep(self.seconds)

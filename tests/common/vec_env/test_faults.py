@@ -69,6 +69,18 @@ def test_f01_only_the_failed_lane_needs_the_reset(make):
     assert venv.step(A4)[0][:, 2].tolist() == [3, 1, 3, 3]
 
 
+def test_f29_what_a_dropped_step_leaves_behind(make):
+    """A lane that fails or ends in a step that a masked reset drops still needs its own reset."""
+    venv = make(faulty(4, bad=[1], at=1, length=1), autoreset_mode="disabled")
+    venv.reset()
+    venv.step_async(A4)
+    venv.reset(mask=np.arange(4) == 3)
+    with pytest.raises(ResetNeeded, match=r"\[0, 1, 2\]"):
+        venv.step(A4)
+    venv.reset(mask=np.arange(4) < 3)
+    assert venv.step(A4)[0][:, 2].tolist() == [1] * 4
+
+
 def test_f01_every_start_method(method):
     venv = method(faulty(2))
     venv.reset()
