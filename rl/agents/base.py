@@ -232,6 +232,7 @@ class ReplayAgent(Agent):
         names = "gamma batch_size nb_steps_warmup train_interval memory_interval target_model_update".split()
         return {
             "name": self.name,
+            "dtype": keras.dtype_policies.serialize(self.dtype_policy),
             "model": keras.saving.serialize_keras_object(self.model),
             "memory": keras.saving.serialize_keras_object(self.memory),  # its settings, not its contents
             "processor": None if self.processor is None else keras.saving.serialize_keras_object(self.processor),
@@ -245,8 +246,10 @@ class ReplayAgent(Agent):
         """The agent that `get_config` described, with fresh weights and an empty memory."""
         return cls(**{name: _restored(value, custom_objects) for name, value in config.items()})
 
-    def get_compile_config(self) -> dict[str, Any]:
-        """What `compile` was given, for `keras.saving`."""
+    def get_compile_config(self) -> dict[str, Any] | None:
+        """What `compile` was given, for `keras.saving`; None before."""
+        if not self.compiled:
+            return None
         return {
             "optimizer": keras.saving.serialize_keras_object(self.optimizer),
             "metrics": [keras.saving.serialize_keras_object(m) for m in self._compiled_metrics],

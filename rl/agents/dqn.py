@@ -174,15 +174,22 @@ def dueling_network(model: keras.Model, nb_actions: int, dueling_type: str = "av
         A network with the same inputs, made of Keras' own pieces only, so that it loads without this library.
 
     Raises:
-        ValueError: A subclassed model, whose last layer cannot be found.
+        ValueError: The output does not come from a dense layer that can be found and replaced.
     """
     try:
-        trunk, inputs = model.layers[-2].output, model.inputs[0] if len(model.inputs) == 1 else model.input
-    except (AttributeError, IndexError):
+        kept = list(model.layers)
+        found = kept[-1].output is model.outputs[0]
+        while type(kept[-1]) is keras.layers.Activation and kept[-1].activation is keras.activations.linear:
+            kept.pop()
+        trunk, inputs = kept[-1].input, model.inputs[0] if len(model.inputs) == 1 else model.input
+    except (AttributeError, IndexError, ValueError, TypeError):  # Keras' ways to say that there is none
+        found = False
+    if not found or not isinstance(kept[-1], keras.layers.Dense):
         raise ValueError(
-            "enable_dueling_network=True needs a functional or Sequential model with at least two layers, whose last "
-            f"layer can be replaced; got {type(model).__name__} with {len(model.layers)} layer(s)"
-        ) from None
+            "enable_dueling_network=True replaces the last layer, a keras.layers.Dense(nb_actions), of a functional or "
+            f"Sequential model; {type(model).__name__} {model.name!r} has no such layer. Fix: end the model with it, "
+            "or build the dueling head into the model"
+        )
     head = keras.layers.Dense(nb_actions + 1, dtype="float32", name="dueling")(trunk)
     value, advantage = head[:, :1], head[:, 1:]
     if dueling_type == "avg":
