@@ -76,3 +76,39 @@ class Counting(gym.Env):
         self.total += 1
         end = self.t >= self.lengths[self.episode % len(self.lengths)]
         return self._obs(), float(self.t), end and not self.truncate, end and self.truncate, {"total": self.total}
+
+
+class Awkward(gym.Env):
+    """Dict observations, and infos with a mask, a text, a nested dict, None, and a key of the last step only."""
+
+    observation_space = gym.spaces.Dict(
+        image=gym.spaces.Box(0, 255, (4, 4, 1), np.uint8), vector=gym.spaces.Box(-1, 1, (2,), np.float32)
+    )
+    action_space = gym.spaces.Discrete(3)
+
+    def __init__(self, number=0):
+        self.number, self.episode = number, 0
+
+    def _obs(self):
+        return {"image": np.full((4, 4, 1), self.t, np.uint8), "vector": np.full(2, self.t / 10, np.float32)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.episode = 0, self.episode + 1
+        return self._obs(), {"map": "start"}
+
+    def step(self, action):
+        self.t += 1
+        end = self.t == 4 + self.number
+        return self._obs(), 1.0, end, False, self.info(end)
+
+    def info(self, end):
+        info = {
+            "action_mask": np.array([True, False, self.t % 2 == 0]),
+            "name": f"step {self.t}",
+            "nested": {"position": [self.t, -self.t], "deeper": {"t": self.t}},
+            "nothing": None,
+            "flag": self.t % 2 == 0,
+            "count": self.t,
+        }
+        return info | ({"is_success": self.episode % 2 == 0} if end else {})

@@ -208,7 +208,13 @@ def minimize(
     finite = tf.math.is_finite(check)
 
     def apply() -> tf.Tensor:
-        optimizer.apply(gradients, variables)
+        context = tf.distribute.get_replica_context()
+        if context is None or hasattr(optimizer, "inner_optimizer"):  # a LossScaleOptimizer refuses a merge_call
+            optimizer.apply(gradients, variables)
+        else:
+            # Otherwise Keras sums the gradients over one replica, by an operation whose own gradient TensorFlow
+            # registers, and with it this graph, for ever: megabytes per agent.
+            context.merge_call(lambda _: optimizer.apply(gradients, variables))
         return loss
 
     def leave() -> tf.Tensor:
