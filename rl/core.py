@@ -96,6 +96,7 @@ class Agent(keras.Model):
         self.processor = processor
         self.run_state = RunState()
         self._lanes: Any = None
+        self._running: Any = None
         self._driver_options: Any = None
         self.built = True  # its networks are; otherwise Keras refuses to save weights
 
@@ -247,7 +248,7 @@ class Agent(keras.Model):
             The Keras `History`: one entry per finished episode, `episode_reward` among them.
 
         Raises:
-            RuntimeError: The agent is not compiled, or a `fit` of it is running.
+            RuntimeError: The agent is not compiled, or a `fit` or `test` of it is running.
             ValueError: An argument, the env's spaces or the network do not fit.
             FloatingPointError: The loss became NaN or infinite. The weights are the last good ones.
         """
@@ -256,8 +257,8 @@ class Agent(keras.Model):
         if nb_steps is None and nb_episodes is None:
             raise ValueError("fit() needs a limit: give nb_steps (env steps) or nb_episodes")
         self._check_compiled("fit")
-        if self._lanes is not None and self._lanes.running:
-            raise RuntimeError("fit() was called inside fit(), by a callback or another thread; test() may be")
+        if self._running is not None:
+            raise RuntimeError("fit() was called inside fit() or test(), by a callback or another thread")
         from rl.callbacks import TrainEpisodeLogger, TrainIntervalLogger, Visualizer
 
         options = (action_repetition, nb_max_episode_steps, nb_max_start_steps, start_step_policy)
@@ -324,7 +325,7 @@ class Agent(keras.Model):
             The Keras `History` with `episode_reward` and `nb_steps` (of the episode), one entry per episode.
 
         Raises:
-            RuntimeError: The agent is not compiled, or its running `fit` is amid an episode in this very env.
+            RuntimeError: The agent is not compiled, or its running `fit` or `test` is amid an episode in this very env.
             ValueError: An argument, the env's spaces or the network do not fit.
         """
         nb_episodes = _count("nb_episodes", nb_episodes) or 1
@@ -340,10 +341,10 @@ class Agent(keras.Model):
         processor = self.processor or Processor()
         learns = processor.training
         streams = [(s, s.get_random_state()) for s in self.random_streams()]
-        disturbed = self._lanes if self._lanes is not None and self._lanes.driver.env is env else None
-        if disturbed is not None:
-            if disturbed.running and disturbed.open.any():
-                raise RuntimeError("test() was called amid an episode of fit() in the same env: give it another env")
+        outer = self._running if self._running is not None and self._running.driver.env is env else None
+        if outer is not None and outer.open.any():
+            raise RuntimeError("test() was called by a callback amid an episode of this env: give it another env")
+        if outer is None and self._lanes is not None and self._lanes.driver.env is env:
             self._lanes = None
         self.run_state = RunState(training=False)
         self.run_state.step = training_state.step  # schedules read it
@@ -361,9 +362,8 @@ class Agent(keras.Model):
             processor.training = learns
             for stream, snapshot in streams:
                 stream.set_random_state(snapshot)
-            if disturbed is not None and disturbed.running:
-                disturbed.driver.reset()
-                self._lanes = disturbed
+            if outer is not None:
+                outer.driver.reset()
 
     def _run(self, lanes: Lanes, callbacks: list[Any], params: dict[str, Any], **limits: Any) -> Any:
         from rl.callbacks import CallbackList
@@ -372,14 +372,14 @@ class Agent(keras.Model):
         lanes.follow(params["metrics"], self.run_state)
         first_epoch = self.run_state.episode - int(lanes.open.sum())  # Keras' epoch goes on where the last fit stopped
         hooks = CallbackList(callbacks, model=self, env=lanes.driver.env, params=params, first_epoch=first_epoch)
-        did_abort = lanes.running = True
+        did_abort, outer, self._running = True, self._running, lanes
         try:
             hooks.on_train_begin({})
             did_abort = run(self, lanes, hooks, **limits)
         except KeyboardInterrupt:
             self._lanes = None
         finally:
-            lanes.running = False
+            self._running = outer
             hooks.on_train_end({"did_abort": did_abort})
         return hooks.history
 

@@ -72,7 +72,6 @@ class Lanes:
     def __init__(self, driver: EnvDriver):
         n = driver.nb_lanes
         self.driver = driver
-        self.running = False
         self.open = np.zeros(n, bool)
         self.episode = np.zeros(n, np.int64)
         self.length = np.zeros(n, np.int64)

@@ -153,20 +153,24 @@ def test_nb_steps_may_be_a_float(nb_steps):
         ("nb_max_start_steps", -1),
         ("nb_max_episode_steps", 0),
         ("nb_max_episode_steps", 2.5),
-        ("log_interval", 0),
     ],
 )
 @pytest.mark.parametrize("method", ["fit", "test"])
 def test_options_out_of_range_are_refused(method, option, bad):
-    if (method, option) == ("test", "log_interval"):
-        pytest.skip("an option of fit")
     agent, env = Noting(), Counting()
-    with pytest.raises(ValueError, match=option.removeprefix("log_")):
+    with pytest.raises(ValueError, match=option):
         getattr(agent, method)(env, 5, **{option: bad})
     assert env.nb_resets == 0
     assert not agent.training
     agent.fit(env, 5, verbose=0)
     assert agent.step == 5
+
+
+def test_log_interval_is_checked():
+    agent, env = Noting(), Counting()
+    with pytest.raises(ValueError, match="interval"):
+        agent.fit(env, 5, log_interval=0)
+    assert env.nb_resets == 0
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5, "a"])
@@ -535,29 +539,33 @@ def test_a_test_on_the_env_of_the_running_fit_between_two_episodes():
     assert history.history["episode_reward"] == [6.0] * 2
 
 
+@pytest.mark.parametrize("method", ["fit", "test"])
 @pytest.mark.parametrize("nb_lanes", [1, 3])
-def test_a_test_amid_an_episode_of_the_running_fit_is_refused(nb_lanes):
+def test_a_test_amid_an_episode_of_the_running_fit_or_test_is_refused(nb_lanes, method):
     class Each(Callback):
         def on_step_end(self, step, logs=None):
             self.model.test(self.env, 1, **QUIET)
 
     agent = Noting()
     env = Counting() if nb_lanes == 1 else lanes_of(nb_lanes)
-    with pytest.raises(RuntimeError, match="same env: give it another env"):
-        agent.fit(env, 12, callbacks=[Each()], verbose=0)
+    with pytest.raises(RuntimeError, match="amid an episode of this env: give it another env"):
+        getattr(agent, method)(env, 12, callbacks=[Each()], **QUIET)
     agent.fit(env, 12, verbose=0)
+    agent.test(env, 2, **QUIET)
 
 
-def test_a_fit_inside_a_fit_is_refused():
+@pytest.mark.parametrize("method", ["fit", "test"])
+def test_a_fit_inside_a_fit_or_test_is_refused(method):
     class Each(Callback):
         def on_episode_end(self, episode, logs=None):
             self.model.fit(Counting(), 5, verbose=0)
 
     agent = Noting()
     with pytest.raises(RuntimeError, match="inside fit"):
-        agent.fit(Counting(), 12, callbacks=[Each()], verbose=0)
+        getattr(agent, method)(Counting(), 12, callbacks=[Each()], **QUIET)
+    before = agent.step
     agent.fit(Counting(), 12, verbose=0)
-    assert agent.step == 15
+    assert agent.step == before + 12
 
 
 # ---- seeds ---------------------------------------------------------------------------------------------------------
