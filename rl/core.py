@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import weakref
 from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Any
@@ -76,6 +77,10 @@ class Processor:
     def from_config(cls, config: dict[str, Any]) -> Processor:
         """The processor that `get_config` described."""
         return cls(**config)
+
+
+# Who stepped an env last, by the env's id: only that driver knows of the open episodes. A driver keeps its env alive.
+_drivers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 class Agent(keras.Model):
@@ -242,7 +247,7 @@ class Agent(keras.Model):
             nb_episodes: Stop after this many finished episodes (several lanes may finish in the same step). With
                 `nb_steps`, the first limit reached decides.
             seed: Seeds the env and every random stream of the agent, and starts new episodes. Without it a further
-                `fit` on the same env goes on with the open episodes.
+                `fit` goes on with the open episodes, where no other `fit` or `test` has used this env meanwhile.
 
         Returns:
             The Keras `History`: one entry per finished episode, `episode_reward` among them.
@@ -344,8 +349,6 @@ class Agent(keras.Model):
         outer = self._running if self._running is not None and self._running.driver.env is env else None
         if outer is not None and outer.open.any():
             raise RuntimeError("test() was called by a callback amid an episode of this env: give it another env")
-        if outer is None and self._lanes is not None and self._lanes.driver.env is env:
-            self._lanes = None
         self.run_state = RunState(training=False)
         self.run_state.step = training_state.step  # schedules read it
         self.stop_training = False
@@ -363,6 +366,7 @@ class Agent(keras.Model):
             for stream, snapshot in streams:
                 stream.set_random_state(snapshot)
             if outer is not None:
+                _drivers[id(env)] = outer.driver
                 outer.driver.reset()
 
     def _run(self, lanes: Lanes, callbacks: list[Any], params: dict[str, Any], **limits: Any) -> Any:
@@ -386,7 +390,7 @@ class Agent(keras.Model):
     def _lanes_for(self, env: Any, options: tuple, seed: int | None) -> Lanes:
         """The lanes of the last `fit`, if it was on this env and nothing asks for new episodes, else new ones."""
         lanes = self._lanes
-        same = lanes is not None and lanes.driver.env is env and lanes.driver.processor is self.processor
+        same = lanes is not None and _drivers.get(id(env)) is lanes.driver and lanes.driver.processor is self.processor
         if same and seed is None and self._driver_options == options:
             self.prepare(lanes.driver, lanes.driver.observe())
             return lanes
@@ -400,6 +404,7 @@ class Agent(keras.Model):
 
         repetition, longest, start_steps, start_policy = options
         driver = EnvDriver(env, self.processor, repetition, longest, start_steps, start_policy)
+        _drivers[id(env)] = driver
         self.prepare(driver, driver.reset(seed=seed))
         self.open_lanes(driver.nb_lanes)
         return Lanes(driver)

@@ -1008,12 +1008,34 @@ def test_the_optimizer_is_the_users_and_a_new_learning_rate_counts():
     assert agent.run_state.nb_updates == 20
 
 
-def test_two_agents_take_turns_on_one_env():
-    agents, env = [dqn(), dqn()], Counting(lengths=(5,))
+@pytest.mark.parametrize("nb_lanes", [1, 3])
+def test_agents_that_take_turns_on_one_env_do_not_go_on_with_each_others_episodes(nb_lanes):
+    agents = [Noting(), Noting(), Noting()]
+    env = Counting(lengths=(50,)) if nb_lanes == 1 else lanes_of(nb_lanes, lengths=(50,))
+    for _ in range(3):
+        for agent in agents[:2]:
+            agent.fit(env, 7 * nb_lanes, verbose=0)
+    agents[0].fit(env, 7 * nb_lanes, verbose=0)
+    agents[2].test(env, nb_max_episode_steps=3, **QUIET)
+    agents[0].fit(env, 7 * nb_lanes, verbose=0)
+    for agent in agents[:2]:
+        for transition in agent.transitions():
+            assert (transition.next_observation - transition.observation == [0, 0, 1]).all()
+    firsts = [int(t.observation[0][2]) for t in agents[0].transitions()[::7]]
+    assert firsts == [0] * 5
+
+
+def test_an_agent_goes_on_with_its_episode_only_where_it_has_the_env_to_itself():
+    agent, other, env = Noting(), Noting(), Counting(lengths=(50,))
+    for nb_resets in (1, 1):
+        agent.fit(env, 7, verbose=0)
+        other.fit(Counting(), 7, verbose=0)
+        assert env.nb_resets == nb_resets
+    other.fit(env, 7, verbose=0)
+    del other
     for _ in range(2):
-        for agent in agents:
-            assert agent.fit(env, 20, verbose=0).history["episode_reward"] == [15.0] * 4
-    assert [agent.run_state.nb_updates for agent in agents] == [30, 30]
+        agent.fit(env, 7, verbose=0)
+        assert env.nb_resets == 3
 
 
 def test_metrics_cannot_be_assigned():
