@@ -1,25 +1,24 @@
 """`EnvDriver`: any environment, single or vector, new API or old, as rows of `Transition`.
 
-The loop and the agents see N lanes and nothing else. What differs between environments is settled here, once:
-who resets a lane that has ended and when, offsets and bounds of actions, the user's `Processor`, repeated actions,
-random start steps and the limit on an episode's length.
+The loop and the agents see N lanes and nothing else. What differs between environments is settled here, once: which
+lane has ended, which begins, who resets it and when. The parts of a step that need no such knowledge stand in
+``rl/common``: `SingleEnv`, `ActionSpec`, `LaneProcessor`, `StartSteps`.
 """
 
 from __future__ import annotations
 
-import copy
 import operator
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
+from rl.common.action_spec import ActionSpec
+from rl.common.lane_processor import LaneProcessor
 from rl.common.misc_util import tree_map
-from rl.common.observation_spec import MisfitError, ObservationSpec
 from rl.common.single_env import SingleEnv, as_lanes
+from rl.common.start_steps import StartSteps
 from rl.common.vec_env import successors
 
 __all__ = ["EnvDriver", "Transition"]
@@ -102,14 +101,14 @@ class EnvDriver:
     ) -> None:
         self._venv = as_lanes(env)
         self._name = type(getattr(env, "unwrapped", env)).__name__
-        self.env, self.processor, self.start_step_policy = env, processor, start_step_policy
+        self.env, self.processor = env, processor
         self.is_vector = not isinstance(self._venv, SingleEnv)
         self.nb_lanes = self._venv.num_envs
         self.observation_space = self._venv.observation_space
         self.action_space = self._venv.action_space
         self._mode = AutoresetMode(self._venv.metadata["autoreset_mode"])
         self.action_repetition = _at_least(1, "action_repetition", action_repetition)
-        self.nb_max_start_steps = _at_least(0, "nb_max_start_steps", nb_max_start_steps)
+        nb_max_start_steps = _at_least(0, "nb_max_start_steps", nb_max_start_steps)
         self.nb_max_episode_steps = nb_max_episode_steps
         if nb_max_episode_steps is not None:
             self.nb_max_episode_steps = _at_least(1, "nb_max_episode_steps", nb_max_episode_steps)
@@ -118,34 +117,26 @@ class EnvDriver:
                 f"action_repetition={action_repetition} needs a single env, {self._name} is a vector env. Repeat in "
                 f"each of its envs: make_gym_env(..., wrapper_kwargs={{'action_repeat': {action_repetition}}})."
             )
-        if self.nb_max_start_steps and start_step_policy is None and not hasattr(self.action_space, "sample"):
-            raise ValueError(f"{self._name} has no action_space to sample start steps from: give start_step_policy.")
-
-        own = _overridden(processor)
-        self._process_action = processor.process_action if "process_action" in own else None
-        self._processes = bool(own - {"process_action"})
-        self._sees = bool(own & {"process_step", "process_observation"})
+        space, n = self.action_space, self.nb_lanes
+        self._starts = StartSteps(n, nb_max_start_steps, space, start_step_policy, self._name)
+        self._actions = ActionSpec(space, n, self.is_vector, self._name)
+        self._lane_processor = LaneProcessor(processor, self.observation_space, n, self._gave)
 
         self._none = np.zeros(self.nb_lanes, bool)
         self._all = np.ones(self.nb_lanes, bool)
         self._none.flags.writeable = self._all.flags.writeable = False  # handed out again and again
-        self._zeros = np.zeros(self.nb_lanes, np.float32)
-        self._rng: np.random.Generator | None = None
-        declared = isinstance(self.observation_space, spaces.Space) and not self._sees
-        self._spec = ObservationSpec(self.observation_space if declared else None)
         self._observation: Any = None
         self.failed = False
         self._clear()
 
-    def _clear(self) -> None:
+    def _clear(self, seed: int | None = None) -> None:
         """Forget the open episodes."""
+        self._starts.clear(seed)
         self._due = self._none  # lanes that observe() resets
         self._resetting = self._none  # lanes that reset themselves within the next step (NEXT_STEP)
         self._fresh = self._none  # lanes whose episode has begun, but not for the agent yet
-        self._spent = self._none  # lanes that ended within their start steps: the next episode gets none
         self.started = self._none
-        self._start = np.zeros(self.nb_lanes, np.int64)  # start steps that are left to play
-        self._special = self._starting = self._settled = False
+        self._special = self._settled = False
         self.episode_step = np.zeros(self.nb_lanes, np.int64)
         self.reset_infos: list[dict[str, Any]] = [{} for _ in range(self.nb_lanes)]
 
@@ -162,10 +153,8 @@ class EnvDriver:
         seed = None if seed is None else operator.index(seed)  # Gymnasium refuses NumPy's integers
         self.failed = True
         observation, infos = self._venv.reset(seed=seed)
-        self._clear()
-        if seed is not None and self.nb_max_start_steps:
-            self._seed_starts(seed)
-        self._observation = self._first(observation, range(self.nb_lanes))
+        self._clear(seed)
+        self._observation = self._lane_processor.first(observation, range(self.nb_lanes))
         self.reset_infos[:] = infos
         self._begin(self._all)
         self.failed = False
@@ -188,10 +177,10 @@ class EnvDriver:
         if not self._settled:
             self.failed = True
             self._reset_due()
-            while self._start.all():
-                self._settle(self._play(self._zeros, self._to_env([None] * self.nb_lanes)))
+            while self._starts.left.all():
+                self._settle(self._play(self._none, self._to_env([None] * self.nb_lanes)))
                 self._reset_due()
-            self.started = self._fresh & (self._start == 0)
+            self.started = self._fresh & (self._starts.left == 0)
             self._fresh = self._fresh & ~self.started
             self.episode_step = np.where(self.started, 0, self.episode_step)
             self._settled, self.failed = True, False
@@ -219,8 +208,7 @@ class EnvDriver:
         action = np.asarray(action)
         if action.ndim == 0 or len(action) != self.nb_lanes:
             raise ValueError(f"step() needs {self.nb_lanes} actions, one per lane, got shape {action.shape}.")
-        offset = self.action_space.start if isinstance(self.action_space, spaces.Discrete) else 0
-        sent = self._to_env(action + offset if offset else action)
+        sent = self._to_env(self._actions.in_space(action))
         self.started, self.failed = self._none, True
         row = self._play(action, sent)
         for _ in range(self.action_repetition - 1):
@@ -236,68 +224,37 @@ class EnvDriver:
     # One step of the env.
 
     def _to_env(self, actions: Any) -> Any:
-        """The actions as the env takes them: start steps put in, processed, clipped, as Python int where single."""
-        space = self.action_space
-        if self._starting:
-            actions = list(actions)
-            for i in np.flatnonzero(self._start):
-                policy = self.start_step_policy
-                actions[i] = policy(self._row(self._observation, i)) if policy else self._start_space.sample()
-        if self._process_action is not None:
-            actions = [self._process_action(one.item() if isinstance(one, np.integer) else one) for one in actions]
-        if isinstance(space, spaces.Box):
-            actions = np.asarray(actions)
-            if actions.size != self.nb_lanes * space.low.size:
-                raise ValueError(f"{self._name} takes actions of shape {space.shape} per lane, got {actions.shape}.")
-            actions = np.minimum(np.maximum(actions.reshape(-1, *space.shape), space.low), space.high)
-            if (actions != actions).any():
-                raise ValueError(f"NaN in the actions for {self._name}: {actions.tolist()}.")
-            return actions.astype(space.dtype, copy=False)
-        if self.is_vector:
-            return actions
-        return [one.item() if isinstance(one, np.integer) else one for one in actions]
+        """Actions of the env's action space as the env takes them, those of start steps put in."""
+        if self._starts.active:
+            actions = self._starts.fill(actions, self._observation)
+        return self._actions.to_env(self._lane_processor.actions(actions))
 
     def _play(self, action: np.ndarray, sent: Any) -> Transition:
         """Step the env once; what is left to `_settle` is the episodes' bookkeeping."""
         before = self._observation
-        valid = ~(self._resetting | (self._start > 0)) if self._special else self._all
+        valid = ~(self._resetting | (self._starts.left > 0)) if self._special else self._all
         given, reward, terminated, truncated, info = self._venv.step(sent)
         # Copies, since an env may reuse its arrays and a processor may change an entry.
         terminated, truncated = np.array(terminated, bool), np.array(truncated, bool)
         self._env_ended = terminated | truncated
         gone_on = self._mode is AutoresetMode.SAME_STEP and np.count_nonzero(self._env_ended)
         observation = successors(given, info) if gone_on else given
-        if self._processes:
-            observation, reward, info = self._process(observation, reward, terminated, truncated, info)
-        if not self._sees:
-            observation = self._checked(observation)
-        with np.errstate(all="ignore"):
-            rewards = np.array(reward, np.float32)
-            finite = rewards.dot(self._zeros) == 0.0  # the cheapest test: 0 * x is 0 for finite x only
-        if not finite:
-            i = int(np.flatnonzero(~np.isfinite(rewards))[0])
-            raise ValueError(f"{self._name} gave the reward {reward[i]} {self._where(i)}: it must be a finite float32.")
+        observation, rewards, info = self._lane_processor.step(
+            observation, reward, terminated, truncated, info, self._resetting
+        )
         self._observation = observation
         if gone_on:
             lanes = np.flatnonzero(self._env_ended)
-            self._observation = self._with_rows(observation, self._first(given, lanes), lanes)
+            self._observation = self._with_rows(observation, self._lane_processor.first(given, lanes), lanes)
         return Transition(before, action, rewards, observation, terminated, truncated, valid, info)
 
-    def _process(
-        self, observation: Any, reward: Any, terminated: np.ndarray, truncated: np.ndarray, info: Any
-    ) -> tuple[Any, list[Any], list[Any]]:
-        """Apply the processor lane by lane; the flags are changed in place."""
-        lanes, reward, info = range(self.nb_lanes), list(reward), list(info)
-        rows = [self._row(observation, i) if self._sees else None for i in lanes]
-        for i in lanes:
-            if self._resetting[i]:
-                rows[i] = self.processor.process_observation(rows[i])
-                continue
-            ended = bool(self._env_ended[i])
-            rows[i], reward[i], done, info[i] = self.processor.process_step(rows[i], reward[i], ended, info[i])
-            if bool(done) != ended:
-                terminated[i], truncated[i] = done, ended
-        return self._stack(rows, lanes) if self._sees else observation, reward, info
+    def _with_rows(self, observation: Any, rows: Any, lanes: Any) -> Any:
+        """A copy of `observation` in which `rows` stand at `lanes`; `rows` itself where these are all."""
+        if len(lanes) == self.nb_lanes:
+            return rows
+        observation = tree_map(np.copy, observation)
+        tree_map(lambda leaf, new: operator.setitem(leaf, lanes, new), observation, rows)
+        return observation
 
     # Episodes: who has ended, who begins, who is to be reset.
 
@@ -318,10 +275,9 @@ class EnvDriver:
             self.reset_infos[i] = row.info[i].get("reset_info", {}) if same else row.info[i]
         self._due = over & ~self._env_ended if same or following else over
         self._resetting = self._env_ended if following else self._none
-        if self._starting:
+        if self._starts.active:
             self._fresh = self._fresh & ~over
-            self._spent = self._spent | (over & (self._start > 0))
-            self._start = np.where(over, 0, np.maximum(self._start - 1, 0))
+            self._starts.count(over)
         self._begin(begun)
         if valid is self._all:
             return row._replace(truncated=truncated)
@@ -330,90 +286,25 @@ class EnvDriver:
     def _begin(self, lanes: np.ndarray) -> None:
         """Note that these lanes stand at an episode's first observation, and draw their start steps."""
         self._fresh = self._fresh | lanes
-        if self.nb_max_start_steps:
-            rng = self._rng or self._seed_starts(np.random.randint(2**31))
-            drawn = rng.integers(self.nb_max_start_steps, size=self.nb_lanes)
-            self._start = np.where(lanes & ~self._spent, drawn, self._start)
-            self._spent = self._spent & ~lanes
-        self._starting = bool(self._start.any())
-        self._special = self._starting or bool(self._resetting.any())
+        self._starts.draw(lanes)
+        self._special = self._starts.active or bool(self._resetting.any())
 
     def _reset_due(self) -> None:
         if self._due.any():
             due, lanes = self._due, np.flatnonzero(self._due)
             given, infos = self._venv.reset(mask=due)
-            self._observation = self._with_rows(self._observation, self._first(given, lanes), lanes)
+            self._observation = self._with_rows(self._observation, self._lane_processor.first(given, lanes), lanes)
             for i in lanes:
                 self.reset_infos[i] = infos[i]
             self._due = self._none
             self._begin(due)
 
-    def _seed_starts(self, seed: int) -> np.random.Generator:
-        # An own generator and an own copy of the space: start steps in test() must not shift what the user's space
-        # and NumPy's global generator give during training.
-        self._rng = np.random.default_rng(seed)
-        self._start_space = copy.deepcopy(self.action_space)
-        if isinstance(self._start_space, spaces.Space):
-            self._start_space.seed(seed)
-        return self._rng
-
     def _require_sound(self) -> None:
         if self.failed:
             raise RuntimeError(f"{self._name} failed in an earlier call and may be in any state: call reset() first.")
 
-    # Observations.
-
-    def _row(self, observation: Any, lane: Any) -> Any:
-        """One lane's observation; a copy where it is the env's own object and a processor might change it."""
-        if isinstance(observation, list):
-            return copy.deepcopy(observation[lane]) if self._sees else observation[lane]
-        return tree_map(operator.itemgetter(lane), observation)
-
-    def _first(self, given: Any, lanes: Any) -> Any:
-        """The first observations of some lanes' episodes, out of what the env gave for all: processed and stacked."""
-        if not self._sees and len(lanes) == self.nb_lanes:
-            return self._checked(given)
-        see = self.processor.process_observation if self._sees else lambda row: row
-        return self._stack([see(self._row(given, i)) for i in lanes], lanes)
-
-    def _with_rows(self, observation: Any, rows: Any, lanes: Any) -> Any:
-        """A copy of `observation` in which `rows` stand at `lanes`; `rows` itself where these are all."""
-        if len(lanes) == self.nb_lanes:
-            return rows
-        observation = tree_map(np.copy, observation)
-        tree_map(lambda leaf, new: operator.setitem(leaf, lanes, new), observation, rows)
-        return observation
-
-    def _checked(self, given: Any) -> Any:
-        """What the env gave for all lanes, as it is where that is sound arrays, else stacked row by row."""
-        if self._spec.holds(given, self.nb_lanes):
-            return given
-        lanes = range(self.nb_lanes)
-        return self._stack([self._row(given, i) for i in lanes], lanes)
-
-    def _stack(self, rows: Sequence[Any], lanes: Any) -> Any:
-        """Stack some lanes' observations into new arrays (an env may reuse its own), checking each."""
-        try:
-            return self._spec.stack(rows)
-        except MisfitError as error:
-            raise ValueError(
-                f"{self._name} gave a bad observation {self._where(lanes[error.row])}: {error}. Make all observations "
-                "number arrays of one shape, in the env or in Processor.process_observation."
-            ) from None
-
-    def _where(self, lane: int) -> str:
-        return f"in lane {lane}, step {self.episode_step[lane] + 1} of its episode"
-
-
-def _overridden(processor: Any) -> set[str]:
-    """The hooks that a processor has of its own."""
-    if processor is None:
-        return set()
-    # rl.core is not imported, since that would bring Keras along: whoever has a processor has imported it already.
-    base = getattr(sys.modules.get("rl.core"), "Processor", None)
-    names = ("process_step", "process_observation", "process_reward", "process_info", "process_action")
-    hooks = {name: getattr(processor, name, None) for name in names}
-    return {name for name in names if getattr(hooks[name], "__func__", hooks[name]) is not getattr(base, name, None)}
+    def _gave(self, what: str, lane: int) -> str:
+        return f"{self._name} gave {what} in lane {lane}, step {self.episode_step[lane] + 1} of its episode"
 
 
 def _at_least(low: int, name: str, value: Any) -> int:
