@@ -13,6 +13,7 @@ if VERSION is None:
 
 # OpenCV is what Gymnasium's AtariPreprocessing resizes with.
 ATARI = ["ale-py>=0.10", "opencv-python-headless>=4.8"]
+CLASSIC_CONTROL = ["gymnasium[classic-control]>=1.1"]  # pygame, for windows and rgb frames only
 TENSORBOARD = ["tensorboard>=2.20"]  # TensorFlow itself stopped installing it with 2.21
 
 setup(
@@ -36,13 +37,14 @@ setup(
     extras_require={
         "atari": ATARI,
         "box2d": ["gymnasium[box2d]>=1.1"],
-        "classic-control": ["gymnasium[classic-control]>=1.1"],  # for windows and rgb frames only
+        "classic-control": CLASSIC_CONTROL,
         "mujoco": ["gymnasium[mujoco]>=1.1"],
         "tensorboard": TENSORBOARD,
         "wandb": ["wandb>=0.16"],
         "gpu": ["tensorflow[and-cuda]>=2.20"],
         "dev": [
             *ATARI,
+            *CLASSIC_CONTROL,
             *TENSORBOARD,
             "codespell>=2.3",
             "mypy>=1.15",
