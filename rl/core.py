@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import weakref
 from collections.abc import Callable, Sequence
 from numbers import Real
@@ -13,8 +11,7 @@ import keras
 import numpy as np
 
 from rl.loop import Lanes, RunState, run
-
-_WEIGHTS = ".weights.h5"
+from rl.saving import SavedAgent
 
 
 @keras.saving.register_keras_serializable(package="rl")
@@ -83,7 +80,7 @@ class Processor:
 _drivers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
-class Agent(keras.Model):
+class Agent(SavedAgent, keras.Model):
     """An agent: a Keras model whose output is its policy network's, with `fit` on an env instead of on data.
 
     A subclass implements `act` and `observe` for N lanes; `fit` and `test` do the rest. Counters are lifetime
@@ -416,61 +413,6 @@ class Agent(keras.Model):
                 "agent.compile(optimizer='adam') first"
             )
 
-    # ---- weights ------------------------------------------------------------------------------------------------
-
-    def save_weights(self, filepath: str | os.PathLike, overwrite: bool = False) -> None:
-        """Writes the weights of the agent's network, completely or not at all.
-
-        Args:
-            filepath: Ends in `.weights.h5`, or in keras-rl's `.h5f` or `.h5` (the content is the same).
-            overwrite: Replace an existing file.
-
-        Raises:
-            FileExistsError: The file exists and `overwrite` is False.
-            ValueError: Another ending.
-        """
-        path = os.fspath(filepath)
-        _check_ending(path)
-        if os.path.exists(path) and not overwrite:
-            raise FileExistsError(f"{path} exists; pass overwrite=True to replace it")
-        with tempfile.TemporaryDirectory(dir=os.path.dirname(path) or ".") as folder:
-            written = os.path.join(folder, "network" + _WEIGHTS)
-            self.model.save_weights(written)
-            os.replace(written, path)
-
-    def load_weights(self, filepath: str | os.PathLike) -> None:
-        """Reads what `save_weights` wrote.
-
-        Args:
-            filepath: The file.
-
-        Raises:
-            FileNotFoundError: There is no such file.
-            ValueError: Another ending, or weights of another network; the agent keeps its own.
-        """
-        path = os.fspath(filepath)
-        _check_ending(path)
-        if not os.path.isfile(path):
-            raise FileNotFoundError(f"no weights file at {path}")
-        with tempfile.TemporaryDirectory() as folder:  # Keras reads by its own ending only
-            link = os.path.join(folder, "network" + _WEIGHTS)
-            os.symlink(os.path.abspath(path), link)
-            before = self.model.get_weights()
-            try:
-                self.model.load_weights(link)
-            except BaseException:  # Keras assigns layer by layer
-                self.model.set_weights(before)
-                raise
-
-    def save_own_variables(self, store: Any) -> None:
-        """Adds the lifetime counters to a saved agent."""
-        store["counters"] = np.array([getattr(self.run_state, name) for name in RunState.COUNTERS], np.int64)
-
-    def load_own_variables(self, store: Any) -> None:
-        """Reads the lifetime counters of a saved agent."""
-        for name, value in zip(RunState.COUNTERS, np.asarray(store["counters"]), strict=True):
-            setattr(self.run_state, name, int(value))
-
 
 def _count(name: str, value: float | None) -> int | None:
     """A count given as an integer, or as a float like 5e4."""
@@ -479,11 +421,6 @@ def _count(name: str, value: float | None) -> int | None:
     if not isinstance(value, Real) or isinstance(value, bool) or not float(value).is_integer() or value < 1:
         raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
     return int(value)
-
-
-def _check_ending(path: str) -> None:
-    if not path.endswith((_WEIGHTS, ".h5f", ".h5")):
-        raise ValueError(f"a weights file ends in {_WEIGHTS} (or keras-rl's .h5f, .h5), got {path!r}")
 
 
 class Env:

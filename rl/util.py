@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -17,8 +17,11 @@ __all__ = [
     "WhiteningNormalizer",
     "clone_model",
     "clone_optimizer",
+    "get_metrics",
     "get_object_config",
+    "get_optimizer",
     "huber_loss",
+    "require",
 ]
 
 # What keras-rl offered here and is gone, with what to do instead.
@@ -240,6 +243,58 @@ def clone_optimizer(
             f"{type(error).__name__}: {str(error).strip()}\nA custom learning-rate schedule or optimizer "
             "needs get_config() and @keras.saving.register_keras_serializable()."
         ) from error
+
+
+def get_metrics(metrics: Iterable[Any], taken: Sequence[str] = ()) -> list[keras.metrics.Metric]:
+    """Makes built Keras metrics of what `compile(metrics=[...])` takes.
+
+    Args:
+        metrics: Keras metrics, their classes or names, or functions of `(y_true, y_pred)`. One given by name is called
+            by that name, as Keras does.
+        taken: Names of values that are logged anyway: a metric of such a name is left out.
+
+    Raises:
+        ValueError: Two metrics have the same name, or one is called `loss`.
+    """
+    made = [_get_metric(metric) for metric in metrics if getattr(metric, "__name__", metric) not in taken]
+    names = ["loss", *taken, *[metric.name for metric in made]]
+    require("metrics", names[1:], len(set(names)) == len(names), "of different names, none of them 'loss'")
+    for metric in made:
+        metric.update_state(np.zeros(1, "float32"), np.zeros(1, "float32"))  # some build on first use
+        metric.reset_state()
+    return made
+
+
+def _get_metric(metric: Any) -> keras.metrics.Metric:
+    resolved = keras.metrics.get(metric)
+    if isinstance(resolved, type):
+        resolved = resolved()
+    if isinstance(resolved, keras.metrics.Metric):
+        if isinstance(metric, str):
+            resolved.name = metric
+        return resolved
+    name = metric if isinstance(metric, str) else getattr(metric, "__name__", type(metric).__name__)
+    return keras.metrics.MeanMetricWrapper(resolved, name=name)
+
+
+def get_optimizer(optimizer: Any) -> keras.optimizers.Optimizer:
+    """Makes a Keras optimizer of what `compile` takes: an optimizer, its name or its configuration.
+
+    Raises:
+        TypeError: It is none of these; the message names what it is.
+    """
+    if not isinstance(optimizer, (str, dict, keras.optimizers.Optimizer)):
+        raise TypeError(
+            "optimizer must be a keras.optimizers.Optimizer (an instance) or the name of one, got "
+            f"{optimizer!r} of type {type(optimizer).__module__}.{type(optimizer).__qualname__}"
+        )
+    return keras.optimizers.get(optimizer)
+
+
+def require(name: str, value: Any, ok: bool, expected: str) -> None:
+    """Raises `ValueError` with an argument's name, what was expected and what was given, unless `ok`."""
+    if not ok:
+        raise ValueError(f"{name} must be {expected}, got {value!r}")
 
 
 def get_object_config(o: Any) -> dict[str, Any] | None:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import keras
 import numpy as np
 from keras import ops
 
 from rl import backend
 from rl.common.misc_util import tree_leaves, tree_map
 from rl.core import Agent
+from rl.legacy import ForwardBackward
 from rl.memory import Batch, RecentFrames
 from rl.networks import check_fit, feed
 from rl.ops import polyak, weights_of
+from rl.util import get_metrics, get_optimizer, require
 
 
-class ReplayAgent(Agent):
+class ReplayAgent(ForwardBackward, Agent):
     """An agent that learns from a replay memory: off-policy, on any number of lanes.
 
     A subclass sets `self.model`, its policy network, and implements `targets`, `loss_fn` (or `train_step`) and
@@ -64,17 +65,13 @@ class ReplayAgent(Agent):
         if delta_range is not None:
             warnings.warn(f"delta_range is deprecated; use delta_clip={delta_range[1]}", DeprecationWarning, 3)
             delta_clip = delta_range[1]
-        _require("gamma", gamma, 0 <= gamma <= 1, "in [0, 1]")
-        _require("target_model_update", target_model_update, target_model_update > 0, "positive")
-        _require("delta_clip", delta_clip, delta_clip > 0, "positive")
-        _require("nb_steps_warmup", nb_steps_warmup, nb_steps_warmup >= 0, "at least 0")
-        counts = {
-            "batch_size": batch_size,
-            "train_interval": train_interval,
-            "memory_interval": memory_interval,
-        }
-        for name, value in {"nb_actions": nb_actions, **counts}.items():
-            _require(name, value, int(value) == value and value >= 1, "a whole number of at least 1")
+        require("gamma", gamma, 0 <= gamma <= 1, "in [0, 1]")
+        require("target_model_update", target_model_update, target_model_update > 0, "positive")
+        require("delta_clip", delta_clip, delta_clip > 0, "positive")
+        require("nb_steps_warmup", nb_steps_warmup, nb_steps_warmup >= 0, "at least 0")
+        counts = {"batch_size": batch_size, "train_interval": train_interval, "memory_interval": memory_interval}
+        for name, value in (counts | {"nb_actions": nb_actions}).items():
+            require(name, value, int(value) == value and value >= 1, "a whole number of at least 1")
         if not hasattr(memory, "sample_batch"):
             raise ValueError(f"memory must be a rl.memory.SequentialMemory, got {memory!r}")
         super().__init__(**kwargs)
@@ -88,8 +85,6 @@ class ReplayAgent(Agent):
         self.target_model_update = target_model_update
         self.delta_clip = float(delta_clip)
         self.custom_model_objects = dict(custom_model_objects or {})
-        self._compiled_metrics: Any = ()
-        self._nb_lanes = 0
         self._lane_steps: Any = None
         self._functions: Any = None
         self._ahead: tuple[Any, Any] = (None, None)  # observations, and what the network says about them
@@ -126,10 +121,8 @@ class ReplayAgent(Agent):
                 loss += ops.cast(penalty, "float32")
             return loss, (target, prediction, logs)
 
-        model = self.model
-        loss, (target, prediction, logs) = backend.minimize(
-            loss_fn, model.trainable_variables, self.optimizer, model.non_trainable_variables
-        )
+        learnt, others = self.model.trainable_variables, self.model.non_trainable_variables
+        loss, (target, prediction, logs) = backend.minimize(loss_fn, learnt, self.optimizer, others)
         for metric in self._compiled_metrics:
             metric.update_state(target, prediction)
         if self.target_model_update < 1:
@@ -161,26 +154,18 @@ class ReplayAgent(Agent):
             TypeError: The optimizer is none of Keras'.
             ValueError: Two metrics have the same name, or `steps_per_execution` is out of range.
         """
-        _require("steps_per_execution", steps_per_execution, steps_per_execution >= 1, "at least 1")
-        if not isinstance(optimizer, (str, dict, keras.optimizers.Optimizer)):
-            raise TypeError(
-                "optimizer must be a keras.optimizers.Optimizer (an instance) or the name of one, got "
-                f"{optimizer!r} of type {type(optimizer).__module__}.{type(optimizer).__qualname__}"
-            )
+        whole = int(steps_per_execution) == steps_per_execution >= 1
+        require("steps_per_execution", steps_per_execution, whole, "a whole number of at least 1")
         with backend.device_scope(self.model.variables):
-            resolved = [_metric(m) for m in metrics or [] if getattr(m, "__name__", m) not in self.logged]
-            names = ["loss", *self.logged, *[m.name for m in resolved]]
-            _require("metrics", names[1:], len(set(names)) == len(names), "of different names, none of them 'loss'")
+            optimizer = get_optimizer(optimizer)  # one given by name gets its variables here
+            resolved = get_metrics(metrics or [], self.logged)
             super().compile(
-                optimizer=keras.optimizers.get(optimizer),
+                optimizer=optimizer,
                 jit_compile=bool(jit_compile) and not run_eagerly,
                 run_eagerly=run_eagerly,
                 steps_per_execution=steps_per_execution,
             )
             self.optimizer.build(self.model.trainable_variables)
-            for metric in resolved:
-                metric.update_state(np.zeros(1, "float32"), np.zeros(1, "float32"))  # some build on first use
-                metric.reset_state()
         # Held in an object that Keras does not look into: once a model was called, it refuses new state.
         self._compiled_metrics = _Untracked(resolved)
         self._functions = None
@@ -191,9 +176,10 @@ class ReplayAgent(Agent):
     def metrics_names(self) -> list[str]:
         """`loss`, the metrics given to `compile`, what the algorithm logs, the policy's and the processor's."""
         names = ["loss", *[m.name for m in self._compiled_metrics], *self.logged]
-        for source in (getattr(self, "policy", None), self.processor):
-            names += list(source.metrics_names) if source is not None else []
-        return names
+        return names + [name for source in self._loggers() for name in source.metrics_names]
+
+    def _loggers(self) -> list[Any]:
+        return [x for x in (getattr(self, "policy", None), self.processor) if x is not None]
 
     def prepare(self, driver: Any, observation: Any) -> None:
         """Checks that env, network and memory fit, and makes the compiled functions; see `Agent.prepare`."""
@@ -204,7 +190,8 @@ class ReplayAgent(Agent):
             states = self.processor.process_state_batch(states)
             self.processor.training = learns
             observation = tree_map(lambda x: np.asarray(x)[:, -1], states)
-        for network in (self.model, *[target for target, source in self.targets() if source is self.model]):
+        targets = [target for target, source in self.targets() if source is self.model]
+        for network in (self.model, *targets):
             check_fit(network, observation, self.memory.window_length, self.nb_actions, type(self).__name__)
         self._make_functions()
 
@@ -226,41 +213,6 @@ class ReplayAgent(Agent):
         """Exploration, test policy and memory; see `Agent.random_streams`."""
         candidates = (getattr(self, "policy", None), getattr(self, "test_policy", None), self.memory)
         return [c for c in candidates if hasattr(c, "get_random_state")]
-
-    def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments, the network and helpers serialised."""
-        names = "gamma batch_size nb_steps_warmup train_interval memory_interval target_model_update".split()
-        return {
-            "name": self.name,
-            "dtype": keras.dtype_policies.serialize(self.dtype_policy),
-            "model": keras.saving.serialize_keras_object(self.model),
-            "memory": keras.saving.serialize_keras_object(self.memory),  # its settings, not its contents
-            "processor": None if self.processor is None else keras.saving.serialize_keras_object(self.processor),
-            "nb_actions": self.nb_actions,
-            "delta_clip": self.delta_clip,
-            **{name: getattr(self, name) for name in names},
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> ReplayAgent:
-        """The agent that `get_config` described, with fresh weights and an empty memory."""
-        return cls(**{name: _restored(value, custom_objects) for name, value in config.items()})
-
-    def get_compile_config(self) -> dict[str, Any] | None:
-        """What `compile` was given, for `keras.saving`; None before."""
-        if not self.compiled:
-            return None
-        return {
-            "optimizer": keras.saving.serialize_keras_object(self.optimizer),
-            "metrics": [keras.saving.serialize_keras_object(m) for m in self._compiled_metrics],
-            "jit_compile": self.jit_compile,
-            "steps_per_execution": self.steps_per_execution,
-        }
-
-    def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Compiles a loaded agent as it was; see `get_compile_config`."""
-        metrics = [_restored(m) for m in config["metrics"]]
-        self.compile(**(config | {"optimizer": _restored(config["optimizer"]), "metrics": metrics}))
 
     def _make_functions(self) -> None:
         if self._functions is None:
@@ -293,46 +245,14 @@ class ReplayAgent(Agent):
         self._make_functions()
         return self._functions[0](states)
 
-    def forward(self, observation: Any) -> Any:
-        """Chooses an action for one observation; with `backward` it drives the agent by hand, without `fit`."""
-        action = self.explore(self.evaluate(self._window(observation)))[0]
-        self.recent_observation, self.recent_action = observation, action
-        return action
-
-    def backward(self, reward: float, terminal: bool = False) -> list[float]:
-        """Stores what followed the last `forward`, counts the step, and learns where an update is due.
-
-        Args:
-            reward: The reward of the action that `forward` chose.
-            terminal: Whether the episode terminated. Call `forward` and `backward(0., False)` once more on the last
-                observation, as `fit` of keras-rl did, so that it is stored.
-
-        Returns:
-            One value per `metrics_names`, NaN without an update.
-        """
-        state = self.run_state
-        if self.step % self.memory_interval == 0:
-            self.memory.append(self.recent_observation, self.recent_action, reward, terminal, training=self.training)
-        metrics = None
-        if self.training:
-            state.step += 1
-            if self.memory.nb_entries > 1:  # the newest row lacks its successor still
-                metrics = self._learn(state.step - 1, 1, self._window(self.recent_observation))
-        return [float("nan")] * len(self.metrics_names) if metrics is None else [float(m) for m in metrics]
-
-    def _window(self, observation: Any) -> Any:
-        window = self.memory.get_recent_state(observation)
-        return tree_map(lambda *frames: np.stack([np.asarray(f) for f in frames])[None], *window)
-
     # ---- learning -----------------------------------------------------------------------------------------------
 
     def observe(self, transition: Any) -> np.ndarray | None:
         """Stores the rows and takes the gradient steps that are due; see `Agent.observe`."""
         state = self.run_state
         if not state.training:
-            ended = transition.terminated | transition.truncated
-            if self.memory.ignore_episode_boundaries:
-                ended = np.zeros_like(ended)
+            closes = not self.memory.ignore_episode_boundaries
+            ended = (transition.terminated | transition.truncated) & closes
             state.windows.push(transition.observation, transition.valid, ended)
             return None
         store = None
@@ -357,22 +277,20 @@ class ReplayAgent(Agent):
         state.owed += max(0, state.step // self.train_interval - first // self.train_interval)
         # A constant upper bound, so that a varying number of updates owed never compiles anew.
         kmax = max(self.steps_per_execution, -(-nb_lanes // self.train_interval))
-        sums: list[np.ndarray] = []
-        nb_updates = 0
+        total, nb_updates = np.zeros(0), 0
         while state.owed >= self.steps_per_execution:
             k = min(state.owed, kmax)
-            sums.append(k * self._update(k, kmax, next_states))
+            metrics = k * self._update(k, kmax, next_states)
+            total = total + metrics if nb_updates else metrics
             nb_updates += k
             state.owed -= k
         interval = self.target_model_update
         if interval >= 1 and state.step // interval > before // interval:
             self._functions[2]()
-        if not sums:
+        if nb_updates == 0:
             return None
-        means = sums[0] / nb_updates if len(sums) == 1 else np.sum(sums, axis=0) / nb_updates
-        extra: list[float] = []
-        for source in (getattr(self, "policy", None), self.processor):
-            extra += list(source.metrics) if source is not None else []
+        means = total / nb_updates
+        extra = [value for source in self._loggers() for value in source.metrics]
         return np.concatenate([means, extra]) if extra else means
 
     def _update(self, k: int, kmax: int, next_states: Any) -> np.ndarray:
@@ -425,28 +343,5 @@ class ReplayAgent(Agent):
         return metrics, self.call(next_states)
 
 
-def _restored(value: Any, custom_objects: dict[str, Any] | None = None) -> Any:
-    if isinstance(value, dict) and "class_name" in value:
-        return keras.saving.deserialize_keras_object(value, custom_objects=custom_objects)
-    return value
-
-
 class _Untracked(tuple):
     """A tuple that Keras' attribute tracking leaves alone."""
-
-
-def _metric(metric: Any) -> Any:
-    resolved = keras.metrics.get(metric)
-    if isinstance(resolved, type):
-        resolved = resolved()
-    if isinstance(resolved, keras.metrics.Metric):
-        if isinstance(metric, str):
-            resolved.name = metric
-        return resolved
-    name = metric if isinstance(metric, str) else getattr(metric, "__name__", type(metric).__name__)
-    return keras.metrics.MeanMetricWrapper(resolved, name=name)
-
-
-def _require(name: str, value: Any, ok: bool, expected: str) -> None:
-    if not ok:
-        raise ValueError(f"{name} must be {expected}, got {value!r}")

@@ -153,13 +153,8 @@ class DQNAgent(ReplayAgent):
         self.target_model.set_weights(self.model.get_weights())
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments, networks and helpers serialised."""
-        return super().get_config() | {
-            "policy": keras.saving.serialize_keras_object(self.policy),
-            "test_policy": keras.saving.serialize_keras_object(self.test_policy),
-            "enable_double_dqn": self.enable_double_dqn,
-            "dueling_type": self.dueling_type,  # the head itself is part of the model by now
-        }
+        """See `SavedAgent.get_config`; a dueling head is part of the model by now."""
+        return super().get_config() | {"enable_dueling_network": False}
 
 
 def dueling_network(model: keras.Model, nb_actions: int, dueling_type: str = "avg") -> keras.Model:
