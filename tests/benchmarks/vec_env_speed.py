@@ -58,23 +58,58 @@ def subproc(fns, **kwargs):
 
 # name: (env_fn, number of envs, candidates, reference, wanted: (candidate, reference, at least))
 CASES = {
-    "trivial, 8 envs": (lambda: Trivial(), 8, {"async": gym_async, "sync": gym_sync, "dummy": DummyVecEnv, "subproc": subproc}, ("subproc", "async", 6.0)),
-    "CartPole, 32 envs": (cartpole, 32, {"async": gym_async, "sync": gym_sync, "dummy": DummyVecEnv, "subproc": subproc}, ("subproc", "async", 8.0)),
-    "200 us CPU, 8 envs": (lambda: Trivial(cpu=200e-6), 8, {"async": gym_async, "dummy": DummyVecEnv, "subproc": subproc}, ("subproc", "dummy", 1.5)),
-    "84x84x4 uint8, 32 envs": (lambda: Trivial((84, 84, 4), np.uint8), 32, {"async": gym_async, "sync": gym_sync, "dummy": DummyVecEnv, "subproc": subproc, "subproc, no copy": lambda fns: subproc(fns, copy=False)}, ("subproc", "async", 10.0)),
-    "waits 2 ms, 32 envs": (lambda: Trivial(wait=2e-3), 32, {"one env": lambda fns: DummyVecEnv(fns[:1]), "async": gym_async, "subproc, auto": lambda fns: subproc(fns, workers="auto")}, ("subproc, auto", "one env", 18.0)),
+    "trivial, 8 envs": (
+        lambda: Trivial(),
+        8,
+        {"async": gym_async, "sync": gym_sync, "dummy": DummyVecEnv, "subproc": subproc},
+        ("subproc", "async", 6.0),
+    ),
+    "CartPole, 32 envs": (
+        cartpole,
+        32,
+        {"async": gym_async, "sync": gym_sync, "dummy": DummyVecEnv, "subproc": subproc},
+        ("subproc", "async", 8.0),
+    ),
+    "200 us CPU, 8 envs": (
+        lambda: Trivial(cpu=200e-6),
+        8,
+        {"async": gym_async, "dummy": DummyVecEnv, "subproc": subproc},
+        ("subproc", "dummy", 1.5),
+    ),
+    "84x84x4 uint8, 32 envs": (
+        lambda: Trivial((84, 84, 4), np.uint8),
+        32,
+        {
+            "async": gym_async,
+            "sync": gym_sync,
+            "dummy": DummyVecEnv,
+            "subproc": subproc,
+            "subproc, no copy": lambda fns: subproc(fns, copy=False),
+        },
+        ("subproc", "async", 10.0),
+    ),
+    "waits 2 ms, 32 envs": (
+        lambda: Trivial(wait=2e-3),
+        32,
+        {
+            "one env": lambda fns: DummyVecEnv(fns[:1]),
+            "async": gym_async,
+            "subproc, auto": lambda fns: subproc(fns, workers="auto"),
+        },
+        ("subproc, auto", "one env", 18.0),
+    ),
 }
 
 
 def throughput(venv, seconds):
     """Env steps per second."""
     nb = venv.num_envs
-    actions = np.zeros(nb, np.int64)
+    actions = np.random.default_rng(0).integers(0, 2, (64, nb))
     begun, steps = time.perf_counter(), 0
     while time.perf_counter() - begun < seconds:
-        for _ in range(5):
-            venv.step(actions)
-        steps += 5
+        for row in range(steps % 64, steps % 64 + 4):
+            venv.step(actions[row])
+        steps += 4
     return steps * nb / (time.perf_counter() - begun)
 
 

@@ -181,6 +181,10 @@ class Engine(abc.ABC):
     def ask(self, kind: str, lanes: Sequence[int], args: Any) -> list[Any]:
         """Put `Lanes.ask`'s question to some lanes; answers in their order."""
 
+    def abort(self) -> None:
+        """Make a call that waits in another thread give up, as the vector env is being closed."""
+        self.closed = True
+
     @abc.abstractmethod
     def close(self, timeout: float) -> None:
         """End everything."""
@@ -295,6 +299,11 @@ class LaneVecEnv(VecEnv):
             self._lock.release()
             raise engine.failure
 
+    def _refuse_closed(self, error: BaseException) -> None:
+        """Say so where a call failed because the vector env was closed meanwhile, by a signal handler or a thread."""
+        if self._engine.closed:
+            raise ClosedEnvironmentError(f"This {type(self).__name__} was closed while a step was pending.") from error
+
     def _deadline(self, timeout: float | None) -> float | None:
         timeout = self._timeout if timeout is None else timeout
         return None if timeout is None else time.monotonic() + timeout
@@ -346,6 +355,9 @@ class LaneVecEnv(VecEnv):
             if all(engine.target[g] == target for g in self._groups):
                 return self._collect(self._groups, self._lanes, target, ended, self._copy)
             return self._collect(self._groups, np.arange(self._low, self._high), None, ended, True)
+        except (OSError, ValueError) as error:
+            self._refuse_closed(error)
+            raise
         finally:
             self._lock.release()
 
@@ -409,6 +421,9 @@ class LaneVecEnv(VecEnv):
             ready = sorted(engine.finish_some(pending, wanted, self._deadline(timeout)))
             lanes = np.concatenate([np.arange(*engine.bounds[g]) for g in ready])
             return (*self._collect(ready, lanes, None, True, True), lanes - self._low)
+        except (OSError, ValueError) as error:
+            self._refuse_closed(error)
+            raise
         finally:
             self._lock.release()
 
@@ -710,6 +725,9 @@ class LaneVecEnv(VecEnv):
         if self._closed:
             return
         self._closed = True
+        if not self._lock.acquire(blocking=False):
+            self._engine.abort()
+            self._lock.acquire(timeout=timeout)
         self._engine.close(timeout)
 
 

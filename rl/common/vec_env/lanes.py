@@ -438,6 +438,14 @@ class Lanes:
         self._write(k, observation, self._sets[target][k], report, "objects")
 
     def _write(self, k: int, observation: Any, rows: dict[int, np.ndarray], report: Report, objects: str) -> None:
+        if (
+            self._plain
+            and type(observation) is np.ndarray
+            and observation.dtype == self._dtype
+            and observation.shape == self._shape
+        ):
+            rows[0][0] = observation
+            return
         lane, tree = self.first + k, self._observations
         leaves, extra = tree.flatten(observation, lane)
         remarks = [f"observation has entries that its space does not know: {extra}. They are dropped."] if extra else []

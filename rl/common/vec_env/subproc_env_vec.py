@@ -26,7 +26,7 @@ from rl.common.vec_env.arena import BUSY, COMMAND, CONTROL_WORDS, DONE, ENDED, M
 from rl.common.vec_env.channel import Channel, ChannelClosed
 from rl.common.vec_env.cores import choose_workers, logger, probe_env, usable_cores
 from rl.common.vec_env.engine import Engine, Job, LaneVecEnv, check_env_fns, mode_of
-from rl.common.vec_env.errors import EnvFnError, WorkerDiedError, WorkerTimeoutError
+from rl.common.vec_env.errors import ClosedEnvironmentError, EnvFnError, WorkerDiedError, WorkerTimeoutError
 from rl.common.vec_env.lanes import Failure, Report, dumps
 from rl.common.vec_env.launcher import METHODS, Process, check_platform, private_fds, start, worker_environ
 
@@ -104,6 +104,7 @@ class _ProcessEngine(Engine):
         self.lane_worker = [g for g, (low, high) in enumerate(bounds) for _ in range(low, high)]
         self.workers = [_Worker(g, *bounds[g], env_fns[g]) for g in range(len(bounds))]
         self.memory = -1
+        self.released = False
         self.deaths = select.epoll()
         private_fds.add(self.deaths.fileno())
         self.self_fd = os.pidfd_open(os.getpid())
@@ -119,7 +120,10 @@ class _ProcessEngine(Engine):
         descriptions: list[dict[str, Any]] = []
         failures: list[Failure] = []
         for worker in workers:
-            kind, body = self._receive(worker, deadline, "start")
+            try:
+                kind, body = self._receive(worker, deadline, "start")
+            except ChannelClosed:
+                raise self._died(worker) from None
             if kind == "failed":
                 failures.extend(body)
             else:
@@ -269,6 +273,8 @@ class _ProcessEngine(Engine):
             process.poll()
             self.deaths.unregister(process.sentinel)
             worker.death = _how(process.returncode)
+            if self.closed:
+                raise ClosedEnvironmentError("This vector env was closed while a step was pending.")
             if not self.restart and self.failure is None:
                 self.failure = self._died(worker)
         if self.failure is not None:
@@ -491,7 +497,15 @@ class _ProcessEngine(Engine):
             stacklevel=7,
         )
         worker.release()
-        self.launch([worker])
+        try:
+            self.launch([worker])
+        except WorkerDiedError:
+            if worker.death is None:
+                raise
+            return self._replace(worker)
+        except Exception as error:  # its environments cannot be made any more
+            self.failure = error
+            raise
         self._attach(worker)
 
     def _derived(self, worker: _Worker) -> list[Job]:
@@ -506,6 +520,18 @@ class _ProcessEngine(Engine):
 
     def _revive(self, worker: _Worker) -> None:
         """The step of a worker that ended within it: its lanes' episodes count as truncated, without a reward."""
+        while not worker.done:
+            try:
+                self._revive_once(worker)
+            except ChannelClosed:  # it has ended once more
+                self._await_death(worker)
+            except BaseException:
+                # Ctrl-C or a failure: what is half alive now must not be taken for a worker by the next call.
+                if worker.process is not None:
+                    worker.process.kill(signal.SIGKILL)
+                raise
+
+    def _revive_once(self, worker: _Worker) -> None:
         g, arena, tree = worker.index, self.arena, self.observation_tree
         rows, target = slice(worker.low, worker.high), self.target[g]
         told_return, told_length = arena.running_return[rows].copy(), arena.running_length[rows].copy()
@@ -554,11 +580,17 @@ class _ProcessEngine(Engine):
 
     # The end.
 
+    def abort(self) -> None:
+        super().abort()
+        for worker in self.workers:
+            if worker.process is not None:
+                worker.process.kill(signal.SIGKILL)
+
     def close(self, timeout: float) -> None:
         """Ask, then SIGTERM, then SIGKILL; returns within about `timeout` seconds."""
-        if self.closed:
+        if self.released:
             return
-        self.closed = True
+        self.closed = self.released = True
         if self.pid != os.getpid():  # a forked copy: the workers are the parent's
             return
         begun = time.monotonic()

@@ -51,6 +51,13 @@ def within(seconds):
     assert time.monotonic() - begun < seconds
 
 
+def hangs(venv, lane):
+    """Wait until the worker is in the step of this environment."""
+    engine = venv._engine
+    while engine._busy_lane(engine.workers[engine.lane_worker[lane]]) != lane:
+        time.sleep(0.01)
+
+
 # Death of workers.
 
 
@@ -243,6 +250,46 @@ def test_f08_restart_of_a_worker_that_sent_half_a_message(subproc, tmp_path):
     assert venv.step([0, 0])[0][:, 2].tolist() == [1, 2]
 
 
+class Reluctant(CountingEnv):
+    """Can be made once; then its constructor raises or takes `seconds`, as long as the file is there."""
+
+    def __init__(self, flag, seconds=0.0):
+        super().__init__(length=100)
+        try:
+            os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            if not seconds:
+                raise OSError("no second one") from None
+            time.sleep(seconds)
+
+
+def test_f08_environments_that_cannot_be_made_again(subproc, tmp_path):
+    flag = str(tmp_path / "made")
+    venv = subproc([CountingEnv, lambda: Reluctant(flag)], on_worker_failure="restart")
+    venv.reset()
+    os.kill(venv.worker_pids[1], signal.SIGKILL)
+    with pytest.warns(RuntimeWarning, match="Restarted"), pytest.raises(OSError, match="no second one"):
+        venv.step([0, 0])
+    with pytest.raises(OSError, match="no second one"):
+        venv.step_wait()
+    with within(2):
+        venv.close()
+
+
+def test_f13_interrupt_while_a_worker_restarts(subproc, tmp_path):
+    flag = str(tmp_path / "made")
+    venv = subproc([CountingEnv, lambda: Reluctant(flag, 1.0)], on_worker_failure="restart")
+    venv.reset()
+    os.kill(venv.worker_pids[1], signal.SIGKILL)
+    threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.warns(RuntimeWarning, match="Restarted"), pytest.raises(KeyboardInterrupt):
+        venv.step([3, 3])
+    with pytest.warns(RuntimeWarning, match="2 of 3"):
+        obs, _, _, truncated, _ = venv.step_wait()
+    assert obs[:, 2].tolist() == [1, 0] and truncated.tolist() == [False, True]
+    assert venv.step([4, 4])[0].tolist() == [[0, 0, 2, 4], [0, 0, 1, 4]]
+
+
 def test_f08_objects_survive_a_restart(subproc):
     class Words(CountingEnv):
         def __init__(self):
@@ -260,6 +307,67 @@ def test_f08_objects_survive_a_restart(subproc):
         obs, *_, infos = venv.step([0, 0])
     assert obs == ["step 2", "step 0"] and infos[1]["final_obs"] == "step 1"
     assert venv.next_obs() == ["step 2", "step 1"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "seconds"),
+    [
+        ("same_step", 2),
+        ("next_step", 2),
+        pytest.param("same_step", 40, marks=pytest.mark.slow),
+        pytest.param("next_step", 40, marks=pytest.mark.slow),
+    ],
+)
+def test_f08_workers_are_killed_at_random(subproc, mode, seconds):
+    """Every lane goes on by one step, or tells that its worker was restarted; no row is swapped, stale or lost."""
+    nb = 6
+    venv = subproc(
+        counting(nb, length=10**6, infos=True),
+        workers=3,
+        on_worker_failure="restart",
+        max_restarts=10**6,
+        autoreset_mode=mode,
+    )
+    rng = np.random.default_rng(0)
+    stop = threading.Event()
+
+    def murder():
+        while not stop.is_set():
+            time.sleep(float(rng.uniform(0.01, 0.08)))
+            pid = venv.worker_pids[rng.integers(3)]
+            if pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    obs, _ = venv.reset(seed=0)
+    want, nb_restarts, nb_steps = np.zeros(nb, int), 0, 0
+    thread = threading.Thread(target=murder)
+    thread.start()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            deadline = time.monotonic() + seconds
+            while time.monotonic() < deadline:
+                before, action = obs, int(rng.integers(5))
+                obs, rewards, terminated, truncated, infos = venv.step([action] * nb)
+                nb_steps += 1
+                for i in range(nb):
+                    if infos[i].get("worker_restarted"):
+                        nb_restarts += 1
+                        last = infos[i]["final_obs"] if mode == "same_step" else obs[i]
+                        assert last.tolist() == before[i].tolist() and truncated[i] and rewards[i] == 0
+                        want[i] = 0 if mode == "same_step" else -1
+                        assert mode != "same_step" or obs[i].tolist() == [i, 0, 0, -1]
+                        continue
+                    want[i] += 1
+                    assert not truncated[i] and not terminated[i]
+                    assert obs[i, [0, 2]].tolist() == [i, want[i]] and rewards[i] == want[i] / 100
+                    assert obs[i, 3] == (action if want[i] else -1)
+                    assert infos[i].get("count") == (want[i] or None)
+    finally:
+        stop.set()
+        thread.join()
+    assert nb_restarts > 5 and nb_steps > nb_restarts // 2
 
 
 # Hanging workers.
@@ -424,6 +532,7 @@ def test_f13_second_interrupt_during_close(subproc):
     pids = venv.worker_pids
     venv.reset()
     venv.step_async([0, 0])
+    hangs(venv, 1)
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     with within(2), pytest.raises(KeyboardInterrupt):
         venv.close(timeout=20)
@@ -836,11 +945,24 @@ def test_f44_close_from_another_thread_ends_a_waiting_step(subproc):
 
     thread = threading.Thread(target=step)
     thread.start()
-    time.sleep(0.2)
-    with within(4):
-        venv.close(timeout=1)
+    hangs(venv, 1)
+    with within(3):
+        venv.close(timeout=20)
     thread.join(5)
-    assert not thread.is_alive() and isinstance(caught[0], (ClosedEnvironmentError, WorkerDiedError))
+    assert not thread.is_alive() and isinstance(caught[0], ClosedEnvironmentError)
+    assert venv.worker_pids == [None, None]
+
+
+def test_f44_close_from_a_signal_handler_ends_a_waiting_step(subproc):
+    venv = subproc(faulty(2, kind="hang", at=1))
+    venv.reset()
+    before = signal.signal(signal.SIGUSR1, lambda *_: venv.close(timeout=0.5))
+    try:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        with within(4), pytest.raises(ClosedEnvironmentError):
+            venv.step([0, 0])
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 # How workers are set up.
