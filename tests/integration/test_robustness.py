@@ -84,10 +84,11 @@ def test_agents_that_are_dropped_are_gone():
         agent.test(env, 2, verbose=0, visualize=False)
         agents.append(weakref.ref(agent))
         del agent, env
-        sizes.append(resident_megabytes())
+        if len(agents) in (5, 10):
+            sizes.append(resident_megabytes())
     assert [ref() for ref in agents] == [None] * 10
     assert nb_graphs() <= before
-    assert sizes[-1] - sizes[4] < 8  # megabytes; Keras keeps half of one per model until clear_session()
+    assert sizes[1] - sizes[0] < 8  # megabytes; Keras keeps half of one per model until clear_session()
 
 
 @pytest.mark.parametrize("verbose", [1, 2])
