@@ -387,7 +387,7 @@ class Agent(SavedAgent, keras.Model):
     def _lanes_for(self, env: Any, options: tuple, seed: int | None) -> Lanes:
         """The lanes of the last `fit`, if it was on this env and nothing asks for new episodes, else new ones."""
         lanes = self._lanes
-        same = lanes is not None and _drivers.get(id(env)) is lanes.driver and lanes.driver.processor is self.processor
+        same = lanes is not None and lanes.driver.processor is self.processor and lanes.driver is _drivers.get(id(env))
         if same and seed is None and self._driver_options == options:
             self.prepare(lanes.driver, lanes.driver.observe())
             return lanes
