@@ -497,36 +497,34 @@ class LaneVecEnv(VecEnv):
 
     def _infos(self, reports: list[Report], lanes: Sequence[int], ended: np.ndarray) -> list[dict[str, Any]]:
         engine, arena = self._engine, self._engine.arena
-        told = {lane: thaw(info) for report in reports for lane, info in report.get("infos", ())}
-        infos = [told.get(lane, {}) for lane in lanes]
-        if not ended.any():
-            return infos
-        reset_infos = {lane: thaw(info) for report in reports for lane, info in report.get("reset_infos", ())}
-        finals = {
-            (lane, k): thaw({"": value})[""] for report in reports for lane, k, value in report.get("final_objects", ())
-        }
-        tree = engine.observation_tree
-        for row in np.flatnonzero(ended).tolist():
+        told, reset_infos, finals = {}, {}, {}
+        for report in reports:
+            for lane, info in report.get("infos", ()):
+                told[lane] = thaw(info)
+            for lane, info in report.get("reset_infos", ()):
+                reset_infos[lane] = thaw(info)
+            for lane, k, value in report.get("final_objects", ()):
+                finals[lane, k] = thaw({"": value})[""]
+        infos: list[dict[str, Any]] = [told.get(lane, {}) for lane in lanes] if told else [{} for _ in lanes]
+        tree, rows = engine.observation_tree, np.flatnonzero(ended).tolist()
+        for row in rows:
             lane, info = lanes[row], infos[row]
             # An environment that keeps its own statistics knows better (rewards before clipping, for instance).
-            info.setdefault(
-                "episode",
-                {
-                    "r": float(arena.episode_return[lane]),
-                    "l": int(arena.episode_length[lane]),
-                    "t": float(arena.episode_seconds[lane]),
-                },
-            )
+            if "episode" not in info:
+                info["episode"] = {
+                    "r": arena.episode_return.item(lane),
+                    "l": arena.episode_length.item(lane),
+                    "t": arena.episode_seconds.item(lane),
+                }
             if self._same_step:
-                info["final_obs"] = tree.join(
-                    [
-                        finals.get((lane, k)) if leaf.dtype is None else arena.final[k][lane].copy()
-                        for k, leaf in enumerate(tree.leaves)
-                    ]
-                )
+                leaves = [
+                    finals.get((lane, k)) if leaf.dtype is None else arena.final[k][lane].copy()
+                    for k, leaf in enumerate(tree.leaves)
+                ]
+                info["final_obs"] = tree.join(leaves)
                 info["reset_info"] = reset_infos.get(lane, {})
-        if self._disabled:
-            engine.set_stale([lanes[row] for row in np.flatnonzero(ended).tolist()], True)
+        if rows and self._disabled:
+            engine.set_stale([lanes[row] for row in rows], True)
         return infos
 
     def _check_infos(self, reports: list[Report]) -> None:

@@ -94,6 +94,8 @@ def as_reward(value: Any, lane: int) -> float:
     Raises:
         TypeError: For everything else.
     """
+    if isinstance(value, float):  # np.float64 is one
+        return float(value)
     if isinstance(value, (int, float, np.bool_, np.number)) or (
         isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "biuf"
     ):
@@ -320,57 +322,52 @@ class Lanes:
         Returns:
             Whether an episode ended, and what there is to tell beside the arrays.
         """
-        report: Report | None = None
+        report = new_report()
         any_ended = False
-        control, busy = self._control, self._busy
-        plain, shape, dtype = self._plain, self._shape, self._dtype
+        # Everything the loop touches is a local name: this is the time that each environment's step costs on top.
+        envs, first, control, busy = self.envs, self.first, self._control, self._busy
+        rewards, terminations, truncations = self._reward, self._terminated, self._truncated
+        returns, lengths = self._return, self._length
+        plain, shape, dtype, ndarray = self._plain, self._shape, self._dtype, np.ndarray
         rows: Any = self._rows[target] if plain else self._sets[target]
-        next_step, due, ndarray = self.next_step, self._due, np.ndarray
-        k = low
-        for action in actions:
+        next_step, due = self.next_step, self._due
+        for k, action in enumerate(actions, low):
             control[busy] = k
             try:
                 if next_step and due[k]:
-                    report = {} if report is None else report
                     self._lazy_reset(k, target, report)
-                    k += 1
                     continue
-                result = self.envs[k].step(action)
+                result = envs[k].step(action)
                 try:
                     observation, reward, terminated, truncated, info = result
                 except (TypeError, ValueError):
-                    unpack_step(result, self.first + k, self.envs[k])
+                    unpack_step(result, first + k, envs[k])
                     raise
                 if type(reward) is not float:
-                    reward = as_reward(reward, self.first + k)
+                    reward = as_reward(reward, first + k)
                 if type(terminated) is not bool:
-                    terminated = as_flag(terminated, self.first + k, "terminated")
+                    terminated = as_flag(terminated, first + k, "terminated")
                 if type(truncated) is not bool:
-                    truncated = as_flag(truncated, self.first + k, "truncated")
-                self._reward[k] = reward
-                self._terminated[k] = terminated
-                self._truncated[k] = truncated
-                self._return[k] += reward
-                self._length[k] += 1
+                    truncated = as_flag(truncated, first + k, "truncated")
+                rewards[k] = reward
+                terminations[k] = terminated
+                truncations[k] = truncated
+                returns[k] += reward
+                lengths[k] += 1
                 if info:
-                    report = {} if report is None else report
                     self._tell_info(k, info, report, "infos")
                 if terminated or truncated:
                     any_ended = True
-                    report = {} if report is None else report
                     self._end(k, observation, target, report)
                 elif (
                     plain and type(observation) is ndarray and observation.dtype == dtype and observation.shape == shape
                 ):
                     rows[k][...] = observation
                 else:
-                    report = {} if report is None else report
                     self._put(k, observation, target, report)
             except self._catch as error:
-                report = {} if report is None else report
-                report.setdefault("failures", []).append(failure(self.first + k, error))
+                report.setdefault("failures", []).append(failure(first + k, error))
                 self._keep(k, target)
-            k += 1
         control[busy] = -1
         self.current = target
         return any_ended, report or None

@@ -287,16 +287,15 @@ class _Server:
 
     def start(self, sock: socket.socket) -> Process:
         status, theirs = os.pipe()
-        fds = [sock.fileno(), theirs]
-        streams = []
-        for fd in (1, 2):  # where this process writes now, which need not be where it wrote when the server started
-            try:
-                streams.append(os.dup(fd))
-            except OSError:
-                streams.append(os.open(os.devnull, os.O_WRONLY))
+        sent = [theirs]
         try:
+            for fd in (1, 2):  # where this process writes now, which need not be where it wrote at the server's start
+                try:
+                    sent.append(os.dup(fd))
+                except OSError:
+                    sent.append(os.open(os.devnull, os.O_WRONLY))
             with self.mutex:
-                socket.send_fds(self.sock, [b"S"], fds + streams)
+                socket.send_fds(self.sock, [b"S"], [sock.fileno(), *sent])
                 data = self.sock.recv(_PID.size, socket.MSG_WAITALL)
             if len(data) < _PID.size:
                 raise RuntimeError(
@@ -308,7 +307,7 @@ class _Server:
             self.retire()
             raise
         finally:
-            for fd in (theirs, *streams):
+            for fd in sent:
                 os.close(fd)
         return _Served(_PID.unpack(data)[0], status)
 

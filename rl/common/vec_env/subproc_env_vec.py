@@ -49,6 +49,7 @@ class _Worker:
         self.low, self.high = low, high
         self.env_fns = env_fns
         self.process: Process | None = None
+        self.connected = False
         self.seq = 0
         self.done = True  # the step that was begun last has been answered in full
         self.nb_restarts = 0
@@ -63,14 +64,15 @@ class _Worker:
         """Close the descriptors of a worker that has ended."""
         if self.process is not None:
             self.process.close()
+            self.process = None
+        if self.connected:
+            self.connected = False
             private_fds.discard(self.channel.fileno())
             self.channel.close()
         # The death pipe among them: should the worker live in spite of all, this ends it.
-        for fd in self.fds:
-            private_fds.discard(fd)
-            os.close(fd)
-        self.fds = []
-        self.process = None
+        while self.fds:
+            private_fds.discard(self.fds[-1])
+            os.close(self.fds.pop())
 
 
 class _ProcessEngine(Engine):
@@ -117,6 +119,8 @@ class _ProcessEngine(Engine):
         deadline = time.monotonic() + self.start_timeout
         for worker in workers:
             self._spawn(worker)
+        for worker in workers:  # once all have started, as large functions wait until they are read
+            self._instruct(worker, deadline)
         descriptions: list[dict[str, Any]] = []
         failures: list[Failure] = []
         for worker in workers:
@@ -137,49 +141,51 @@ class _ProcessEngine(Engine):
 
     def _spawn(self, worker: _Worker) -> None:
         ours, theirs = socket.socketpair()
-        opened: list[int] = []
+        death = -1
         try:
-            death_r, death_w = os.pipe()
-            opened += [death_r, death_w]
+            # Everything is noted in the worker at once, so that close() finds it wherever this is interrupted.
+            worker.channel, worker.connected = Channel(ours), True
+            death, death_w = os.pipe()
+            worker.fds.append(death_w)
             flags = os.EFD_CLOEXEC | os.EFD_NONBLOCK
-            command, done = os.eventfd(0, flags), os.eventfd(0, flags)
-            opened += [command, done]
-            private_fds.update((ours.fileno(), death_w, command, done))
-            worker.channel = Channel(ours)
+            for _ in range(2):
+                worker.fds.append(os.eventfd(0, flags))
+            _, worker.command, worker.done_fd = worker.fds
+            private_fds.update((ours.fileno(), *worker.fds))
             worker.process = start(self.method, theirs, self.environ)
-        except BaseException:
-            private_fds.difference_update((ours.fileno(), *opened))
-            ours.close()
-            for fd in opened:
-                os.close(fd)
-            raise
+            self._greet(worker, death)
         finally:
             theirs.close()
-        worker.fds = [death_w, command, done]
-        worker.command, worker.done_fd = command, done
+            if death >= 0:
+                os.close(death)
+
+    def _greet(self, worker: _Worker, death: int) -> None:
+        """Set up the talk with a new worker."""
+        process = worker.process
+        if process is None:
+            raise RuntimeError("The worker was not started.")
         worker.death = None
         worker.seq += 1
-        self.deaths.register(worker.process.sentinel, select.EPOLLIN)
+        self.deaths.register(process.sentinel, select.EPOLLIN)
         worker.poller = select.poll()
-        worker.poller.register(done, select.POLLIN)
+        worker.poller.register(worker.done_fd, select.POLLIN)
         worker.poller.register(self.deaths, select.POLLIN)
         worker.done_at = worker.index * CONTROL_WORDS + DONE
+        with contextlib.suppress(ChannelClosed):  # it has ended already: waiting for its answer tells how
+            worker.channel.send_fds([death, self.self_fd, worker.command, worker.done_fd])
+
+    def _instruct(self, worker: _Worker, deadline: float) -> None:
         message = {
             "first": worker.low,
             "autoreset_mode": self.mode,
             "environ": self.environ,
             "sys_path": list(sys.path),
             "sys_argv": list(sys.argv),
-            "directory": os.getcwd(),
+            "directory": _directory(),
             "env_fns": worker.env_fns,
         }
-        try:
-            worker.channel.send_fds([death_r, self.self_fd, command, done])
-            self._post(worker, "make", message, time.monotonic() + self.start_timeout)
-        except ChannelClosed:
-            pass  # it has ended already: waiting for its answer tells how
-        finally:
-            os.close(death_r)
+        with contextlib.suppress(ChannelClosed):
+            self._post(worker, "make", message, deadline)
 
     def share(self) -> None:
         """Give all workers the arena."""
@@ -696,6 +702,13 @@ def _is_known(cls: type) -> bool:
     for name in cls.__qualname__.split("."):
         found = getattr(found, name, None)
     return found is cls
+
+
+def _directory() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:  # it has been removed
+        return None
 
 
 def _available_memory() -> int | None:

@@ -116,7 +116,8 @@ class _Worker:
             os.environ.update(start["environ"])
             sys.path[:] = start["sys_path"]
             sys.argv[:] = start["sys_argv"]
-            os.chdir(start["directory"])
+            if start["directory"] is not None:
+                os.chdir(start["directory"])
             # Environments that use the global generators must not all draw the same, as forked ones would.
             random.seed()
             np.random.seed()

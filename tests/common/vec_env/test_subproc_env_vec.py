@@ -312,8 +312,8 @@ def test_f08_objects_survive_a_restart(subproc):
 @pytest.mark.parametrize(
     ("mode", "seconds"),
     [
-        ("same_step", 2),
-        ("next_step", 2),
+        ("same_step", 1.5),
+        ("next_step", 1.5),
         pytest.param("same_step", 40, marks=pytest.mark.slow),
         pytest.param("next_step", 40, marks=pytest.mark.slow),
     ],
@@ -382,12 +382,12 @@ def test_f09_f10_timeout_names_who_hangs_and_close_ends_it(method, kind):
     venv.step_async(A4)
     for _ in range(2):
         with within(0.8), pytest.raises(WorkerTimeoutError, match=r"\[2, 3\], now busy with 2.*step_wait") as caught:
-            venv.step_wait(timeout=0.3)
+            venv.step_wait(timeout=0.2)
         assert isinstance(caught.value, TimeoutError) and caught.value.env_indices == [2, 3]
     with pytest.raises(AlreadySteppingError):
         venv.step_async(A4)
-    with within(2.5):
-        venv.close(timeout=1.5)
+    with within(2):
+        venv.close(timeout=0.7)
     assert gone(pids, 0)
 
 
