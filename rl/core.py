@@ -333,6 +333,7 @@ class Agent(SavedAgent, keras.Model):
         nb_episodes = _count("nb_episodes", nb_episodes) or 1
         self._check_compiled("test")
         from rl.callbacks import TestLogger, Visualizer
+        from rl.common.vec_env.wrappers import frozen_statistics
 
         options = (action_repetition, nb_max_episode_steps, nb_max_start_steps, start_step_policy)
         own: list[Any] = [TestLogger()] if verbose >= 1 else []
@@ -351,11 +352,13 @@ class Agent(SavedAgent, keras.Model):
         self.stop_training = False
         try:
             processor.training = False
-            lanes = self._new_lanes(env, options, seed)
+            with frozen_statistics(env):
+                lanes = self._new_lanes(env, options, seed)
             each, more = divmod(nb_episodes, lanes.driver.nb_lanes)
             quota = np.full(lanes.driver.nb_lanes, each)
             quota[:more] += 1
-            return self._run(lanes, [own, callbacks or []], params, quota=quota)
+            with frozen_statistics(env):
+                return self._run(lanes, [own, callbacks or []], params, quota=quota)
         finally:
             self.run_state = training_state
             self.stop_training = stop_training

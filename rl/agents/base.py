@@ -187,13 +187,17 @@ class ReplayAgent(ForwardBackward, Agent):
         if self.processor is not None:
             states = tree_map(lambda x: np.repeat(x[:, None], self.memory.window_length, axis=1), observation)
             learns, self.processor.training = self.processor.training, False  # only the shape is wanted here
-            states = self.processor.process_state_batch(states)
+            observation = tree_map(lambda x: x[:, -1], self._processed(states))
             self.processor.training = learns
-            observation = tree_map(lambda x: np.asarray(x)[:, -1], states)
         targets = [target for target, source in self.targets() if source is self.model]
         for network in (self.model, *targets):
             check_fit(network, observation, self.memory.window_length, self.nb_actions, type(self).__name__)
         self._make_functions()
+
+    def set_weights(self, weights: list[Any]) -> None:
+        """Sets all weights, as `keras.Model` does."""
+        super().set_weights(weights)
+        self._ahead = (None, None)  # what the old weights said
 
     def check_spaces(self, observation_space: Any, action_space: Any) -> None:
         """Raises `ValueError` where the algorithm cannot work with an env's spaces."""
@@ -240,10 +244,8 @@ class ReplayAgent(ForwardBackward, Agent):
 
     def evaluate(self, states: Any) -> np.ndarray:
         """The policy network's outputs, `(B, ...)` float32, for states `(B, W, *obs)`, compiled."""
-        if self.processor is not None:
-            states = self.processor.process_state_batch(states)
         self._make_functions()
-        return self._functions[0](states)
+        return self._functions[0](self._processed(states))
 
     # ---- learning -----------------------------------------------------------------------------------------------
 
@@ -297,13 +299,12 @@ class ReplayAgent(ForwardBackward, Agent):
         """Takes k gradient steps in one compiled call, which looks ahead to the next action, too."""
         batch = self.memory.sample_batch(self.batch_size, k=k, gamma=self.gamma)
         if self.processor is not None:
-            batch = batch._replace(state0=self._process(batch.state0), state1=self._process(batch.state1))
-            next_states = self.processor.process_state_batch(next_states)
+            batch = batch._replace(state0=self._processed(batch.state0, 2), state1=self._processed(batch.state1, 2))
         fields = tuple(batch)[:-1]  # the index stays here
         if k < kmax:
             fields = tree_map(lambda x: np.concatenate([x, np.zeros((kmax - k, *x.shape[1:]), x.dtype)]), fields)
         self._make_functions()
-        metrics, outputs = self._functions[1](fields, np.int32(k), next_states)
+        metrics, outputs = self._functions[1](fields, np.int32(k), self._processed(next_states))
         self.run_state.nb_updates += k
         if not np.isfinite(metrics[0]):
             raise FloatingPointError(
@@ -314,12 +315,13 @@ class ReplayAgent(ForwardBackward, Agent):
         self._ahead = (None, outputs)
         return metrics
 
-    def _process(self, states: Any) -> Any:
-        """Passes states (k, B, W, *obs) through the processor, which knows batches without the axis k."""
-        k = tree_leaves(states)[0].shape[0]
-        flat = tree_map(lambda x: x.reshape(-1, *x.shape[2:]), states)
-        processed = self.processor.process_state_batch(flat) if self.processor is not None else flat
-        return tree_map(lambda x: np.asarray(x).reshape(k, -1, *x.shape[1:]), processed)
+    def _processed(self, states: Any, nb_axes: int = 1) -> Any:
+        """States with one (B) or two (k, B) leading axes after the processor, which knows batches of one."""
+        if self.processor is None:
+            return states
+        leading = tree_leaves(states)[0].shape[:nb_axes]
+        flat = tree_map(lambda x: x.reshape(-1, *x.shape[nb_axes:]), states)
+        return tree_map(lambda x: np.reshape(x, (*leading, *x.shape[1:])), self.processor.process_state_batch(flat))
 
     def _train(self, fields: tuple, n: Any, next_states: Any) -> tuple[Any, Any]:
         """Compiled: n gradient steps on batches with a leading axis k, then the network's outputs for the next states.

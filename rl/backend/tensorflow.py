@@ -199,13 +199,9 @@ def minimize(
         loss, aux = loss_fn()
         scaled = optimizer.scale_loss(loss)
     gradients = tape.gradient(scaled, list(variables))
-    check = loss
+    finite = tf.math.is_finite(loss)
     if not hasattr(optimizer, "inner_optimizer"):
-        for gradient in gradients:
-            if gradient is not None:
-                values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-                check += tf.cast(tf.reduce_sum(values), check.dtype)
-    finite = tf.math.is_finite(check)
+        finite &= tf.math.is_finite(tf.linalg.global_norm(gradients))
 
     def apply() -> tf.Tensor:
         context = tf.distribute.get_replica_context()
