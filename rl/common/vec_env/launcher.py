@@ -211,28 +211,29 @@ def _fork(sock: socket.socket) -> Process:
         # code alone, and TensorFlow, the one that does hang, has its own warning above.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
-    if pid:
-        return _Child(pid)
+        if pid == 0:
+            _become(lambda: _forget_parent(sock))
+    return _Child(pid)
+
+
+def _forget_parent(sock: socket.socket) -> int:
+    """In a forked child: drop what is the parent's; returns the descriptor of the child's own socket."""
     fd = os.dup(sock.fileno())
-    _become(lambda: _close_private(fd), fd)
-
-
-def _close_private(keep: int) -> None:
-    for fd in list(private_fds):
-        if fd != keep:
-            with contextlib.suppress(OSError):
-                os.close(fd)
+    for other in list(private_fds):
+        with contextlib.suppress(OSError):
+            os.close(other)
     private_fds.clear()
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
+    return fd
 
 
-def _become(prepare: Callable[[], None], fd: int) -> NoReturn:
+def _become(prepare: Callable[[], int]) -> NoReturn:
     """The forked child's life: it must never return into the code that called fork."""
     code = 1
     try:
-        prepare()
+        fd = prepare()
         from rl.common.vec_env.worker import work
 
         work(fd)
@@ -367,7 +368,7 @@ def serve(fd: int) -> None:
                 return
             pid = os.fork()
             if pid == 0:
-                _become(lambda fds=fds: _settle(sock, children, fds), fds[0])  # type: ignore[misc]
+                _become(lambda fds=fds: _settle(sock, children, fds))  # type: ignore[misc]
             pidfd = os.pidfd_open(pid)
             children[pidfd] = (pid, fds[1])
             poller.register(pidfd, select.POLLIN)
@@ -376,7 +377,7 @@ def serve(fd: int) -> None:
             sock.sendall(_PID.pack(pid))
 
 
-def _settle(sock: socket.socket, children: dict[int, tuple[int, int]], fds: list[int]) -> None:
+def _settle(sock: socket.socket, children: dict[int, tuple[int, int]], fds: list[int]) -> int:
     """In a child of the server: drop the server's descriptors, take over the main process's streams."""
     sock.close()
     for pidfd, (_, status) in children.items():
@@ -387,3 +388,4 @@ def _settle(sock: socket.socket, children: dict[int, tuple[int, int]], fds: list
     os.dup2(fds[3], 2)
     os.close(fds[2])
     os.close(fds[3])
+    return fds[0]

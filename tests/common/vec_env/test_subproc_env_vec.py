@@ -932,6 +932,23 @@ def test_f44_a_forked_child_cannot_use_it_and_does_no_harm(subproc):
     subproc(counting(2)).reset()  # the fork server is still there
 
 
+def test_a_vector_env_may_be_made_and_used_in_a_thread(method):
+    results = []
+
+    def run():
+        venv = method(counting(2))
+        venv.reset()
+        results.append(venv.step([1, 2])[0].tolist())
+        results.append(venv)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(20)
+    time.sleep(0.1)  # the workers must not end with the thread that has started them
+    assert results[0] == [[0, 0, 1, 1], [1, 0, 1, 2]]
+    assert results[1].step([3, 4])[0].tolist() == [[0, 0, 2, 3], [1, 0, 2, 4]]
+
+
 def test_f44_close_from_another_thread_ends_a_waiting_step(subproc):
     venv = subproc(faulty(2, kind="hang", at=1))
     venv.reset()
