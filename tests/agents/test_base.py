@@ -48,9 +48,10 @@ def assert_same(a, b, tolerance=0.0):
 # ---- schedules ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lanes", [1, 3, 8])
-@pytest.mark.parametrize("interval", [1, 3, 4])
-@pytest.mark.parametrize("warmup", [0, 10, 11])
+@pytest.mark.parametrize(
+    ("lanes", "interval", "warmup"),
+    [(1, 1, 0), (1, 3, 10), (1, 4, 11), (3, 1, 10), (3, 3, 11), (3, 4, 0), (8, 1, 11), (8, 3, 0), (8, 4, 10)],
+)
 def test_the_replay_ratio_does_not_depend_on_the_number_of_lanes(lanes, interval, warmup):
     agent = make_agent(train_interval=interval, nb_steps_warmup=warmup)
     agent.fit(make_env(lanes), nb_steps=48, verbose=0)
@@ -163,9 +164,7 @@ def test_run_eagerly_gives_the_same_weights():
 # ---- lifetime -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
-@pytest.mark.parametrize("window", [1, 2])
-@pytest.mark.parametrize("update", [0.1, 25])
+@pytest.mark.parametrize(("lanes", "window", "update"), [(1, 1, 0.1), (1, 2, 25), (3, 1, 25), (3, 2, 0.1)])
 def test_short_fits_equal_one_long_fit_and_tests_between_change_nothing(lanes, window, update):
     def annealed():
         return LinearAnnealedPolicy(EpsGreedyQPolicy(), "eps", 1.0, 0.1, 0.0, 100)
