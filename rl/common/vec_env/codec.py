@@ -29,6 +29,10 @@ class ActionCodec:
         self.check = check
         self.clip = clip
         trees = [tree if one == tree.space else SpaceTree(one) for one in lane_spaces]
+        space = tree.space
+        self._range: tuple[int, int] | None = None
+        if isinstance(space, spaces.Discrete) and all(one == space for one in lane_spaces):
+            self._range = (int(space.start), int(space.start + space.n - 1))
         self._bounds = {k: self._bound([one.leaves[k].space for one in trees]) for k in tree.arrays}
 
     @staticmethod
@@ -69,6 +73,14 @@ class ActionCodec:
             ValueError: If number, shape, dtype or range are wrong.
         """
         tree = self.tree
+        if self._range is not None and type(actions) is np.ndarray and actions.shape == (nb_lanes,):
+            # The usual case, worth a way of its own; what it does not take, or refuses, goes on to be explained.
+            if actions.dtype.kind in "iu" and nb_lanes:
+                low, high = self._range
+                values = actions.tolist()
+                if not self.check or (min(values) >= low and max(values) <= high):
+                    arena.action[0][lanes] = actions
+                    return None
         if tree.is_leaf and tree.arrays:
             # The bounds are read in place: their first axis is 1 or N.
             arena.action[0][lanes] = self._leaf(0, tree.leaves[0], actions, lanes, nb_lanes)

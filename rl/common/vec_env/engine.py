@@ -273,6 +273,10 @@ class LaneVecEnv(VecEnv):
         self._low, self._high = low, high
         self._lanes = slice(low, high)
         self._groups = range(first, last)
+        arena, lanes = engine.arena, slice(low, high)
+        self._results = (arena.reward[lanes], arena.terminated[lanes], arena.truncated[lanes])
+        tree = engine.observation_tree
+        self._plain = [part[0][lanes] for part in arena.observation] if tree.is_leaf and tree.arrays else []
         self._copy = copy
         self._on_bad_info = on_bad_info
         self._timeout = timeout
@@ -334,9 +338,7 @@ class LaneVecEnv(VecEnv):
                 self._refuse_stale(self._lanes)
             objects = engine.codec.encode(actions, engine.arena, self._lanes, self.num_envs)
             # One set for all lanes, so that they lie together also after steps of some groups only.
-            target = 1 - engine.current[self._first]
-            for g in self._groups:
-                engine.target[g] = target
+            engine.target[self._first : self._last] = [1 - engine.current[self._first]] * len(self._groups)
             engine.begin(self._first, self._last, objects)
         finally:
             self._lock.release()
@@ -352,7 +354,7 @@ class LaneVecEnv(VecEnv):
                 raise NotSteppingError()
             ended = engine.finish(self._groups, self._deadline(timeout))
             target = engine.target[self._first]
-            if all(engine.target[g] == target for g in self._groups):
+            if engine.target[self._first : self._last].count(target) == len(self._groups):
                 return self._collect(self._groups, self._lanes, target, ended, self._copy)
             return self._collect(self._groups, np.arange(self._low, self._high), None, ended, True)
         except (OSError, ValueError) as error:
@@ -445,13 +447,12 @@ class LaneVecEnv(VecEnv):
                 self._last_step = None
                 self._settle(groups)
                 self._raise_reported(reports)
-        arena = engine.arena
         observations = self._observations(groups, lanes, target, copy)
-        rewards = arena.reward[lanes]
-        terminated = arena.terminated[lanes]
-        truncated = arena.truncated[lanes]
-        if target is not None:  # slices are views so far; picked rows are copies already
-            rewards, terminated, truncated = rewards.copy(), terminated.copy(), truncated.copy()
+        if target is not None:
+            rewards, terminated, truncated = (view.copy() for view in self._results)
+        else:
+            arena = engine.arena
+            rewards, terminated, truncated = arena.reward[lanes], arena.terminated[lanes], arena.truncated[lanes]
         infos: list[dict[str, Any]]
         if not reports and not any_ended:
             infos = [{} for _ in range(len(rewards))]
@@ -480,9 +481,9 @@ class LaneVecEnv(VecEnv):
     def _observations(self, groups: Sequence[int], lanes: slice | np.ndarray, target: int | None, copy: bool) -> Any:
         engine = self._engine
         tree, sets = engine.observation_tree, engine.arena.observation
-        if target is not None and tree.is_leaf and tree.arrays:
-            rows = sets[target][0][lanes]
-            return rows.copy() if copy else rows
+        if target is not None and self._plain:
+            rows = self._plain[target]
+            return rows.copy() if copy else rows.view()
         leaves: list[Any] = []
         for k, leaf in enumerate(tree.leaves):
             if leaf.dtype is None:
