@@ -57,7 +57,7 @@ class _LocalEngine(Engine):
     def reset(self, jobs: dict[int, list[Job]], target: int, deadline: float | None) -> list[Report]:
         return [self.lanes.reset([(g, seed, options) for g, [(_, seed, options)] in jobs.items()], target)]
 
-    def ask(self, kind: str, lanes: Sequence[int], args: Any) -> list[Any]:
+    def ask(self, kind: str, lanes: Sequence[int], args: Any, deadline: float | None) -> list[Any]:
         return self.lanes.ask(kind, lanes, args)
 
     def rebuild(self, one: Failure) -> tuple[BaseException, bool]:

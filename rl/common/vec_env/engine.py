@@ -178,7 +178,7 @@ class Engine(abc.ABC):
         """Reset lanes into an observation set: per group (lane in the group, seed, options)."""
 
     @abc.abstractmethod
-    def ask(self, kind: str, lanes: Sequence[int], args: Any) -> list[Any]:
+    def ask(self, kind: str, lanes: Sequence[int], args: Any, deadline: float | None) -> list[Any]:
         """Put `Lanes.ask`'s question to some lanes; answers in their order."""
 
     def abort(self) -> None:
@@ -646,7 +646,7 @@ class LaneVecEnv(VecEnv):
         self._enter()
         try:
             self._refuse_pending(f"{kind}()")
-            answers = self._engine.ask(kind, lanes, args)
+            answers = self._engine.ask(kind, lanes, args, self._deadline(None))
             failures = [one for one in answers if isinstance(one, Failure)]
             if failures:
                 self._engine.raise_failures(failures)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 import numpy as np
 from gymnasium import Wrapper
+from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode
 
 from rl.common.vec_env.arena import BUSY, CONTROL_WORDS, Arena, SpaceTree, fit
@@ -279,9 +280,11 @@ class Lanes:
         if tree.is_leaf:
             block = self._action_block[0][low:high]
             # Python ints are what an env that looks its action up in a dict or a match statement expects.
-            return block.tolist() if block.ndim == 1 and block.dtype.kind == "i" else [*block.copy()]
-        columns = [self._action_block[k][low:high] for k in range(len(tree.leaves))]
-        lists = [c.tolist() if c.ndim == 1 and c.dtype.kind == "i" else [*c.copy()] for c in columns]
+            return block.tolist() if isinstance(tree.space, Discrete) else [*block.copy()]
+        lists = []
+        for k, leaf in enumerate(tree.leaves):
+            block = self._action_block[k][low:high]
+            lists.append(block.tolist() if isinstance(leaf.space, Discrete) else [*block.copy()])
         return [tree.join(list(row)) for row in zip(*lists, strict=True)]
 
     def reset(self, jobs: Sequence[tuple[int, int | None, dict[str, Any] | None]], target: int) -> Report:

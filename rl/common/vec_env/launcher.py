@@ -206,14 +206,21 @@ def _fork(sock: socket.socket) -> Process:
     for stream in (sys.stdout, sys.stderr):  # else the worker would write this process's buffered text once more
         with contextlib.suppress(Exception):
             stream.flush()
-    with warnings.catch_warnings():
-        # Python 3.12 warns of any fork beside other threads. Who asks for fork has been told; the child runs our
-        # code alone, and TensorFlow, the one that does hang, has its own warning above.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-        if pid == 0:
-            _become(lambda: _forget_parent(sock))
+    pid = _quiet_fork()
+    if pid == 0:
+        _become(lambda: _forget_parent(sock))
     return _Child(pid)
+
+
+def _quiet_fork() -> int:
+    """Fork without Python 3.12's warning of other threads.
+
+    Who asks for fork has been told; the child runs our code alone, and TensorFlow, the one that does hang, has its
+    own warning above. The fork server's only other threads would be those of a BLAS that was given some.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 def _forget_parent(sock: socket.socket) -> int:
@@ -366,7 +373,7 @@ def serve(fd: int) -> None:
             data, fds, _, _ = socket.recv_fds(sock, 1, 4)
             if not data:
                 return
-            pid = os.fork()
+            pid = _quiet_fork()
             if pid == 0:
                 _become(lambda fds=fds: _settle(sock, children, fds))  # type: ignore[misc]
             pidfd = os.pidfd_open(pid)

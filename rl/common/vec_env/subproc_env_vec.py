@@ -445,7 +445,7 @@ class _ProcessEngine(Engine):
                 reports.append(self._reset_anew(worker, group_jobs, target, deadline))
         return reports
 
-    def ask(self, kind: str, lanes: Sequence[int], args: Any) -> list[Any]:
+    def ask(self, kind: str, lanes: Sequence[int], args: Any, deadline: float | None) -> list[Any]:
         try:
             data = cloudpickle.dumps(args)
         except Exception as error:
@@ -460,10 +460,10 @@ class _ProcessEngine(Engine):
                 if worker.death is not None:
                     raise self._died(worker)
                 worker.seq += 1
-                self._post(worker, "ask", (kind, [lane - worker.low for lane in wanted], data), self._ask_deadline)
+                self._post(worker, "ask", (kind, [lane - worker.low for lane in wanted], data), deadline)
             for g, wanted in by_worker.items():
                 worker = self.workers[g]
-                _, replies = self._receive(worker, self._ask_deadline, kind)
+                _, replies = self._receive(worker, deadline, kind)
                 for lane, reply in zip(wanted, replies, strict=False):
                     answers[lane] = reply if isinstance(reply, Failure) else pickle.loads(reply)
         except ChannelClosed:
@@ -471,8 +471,6 @@ class _ProcessEngine(Engine):
             raise self._died(worker) from None
         failures = [one for one in answers.values() if isinstance(one, Failure)]
         return failures or [answers[lane] for lane in lanes]
-
-    _ask_deadline: float | None = None
 
     def worker_of(self, lane: int) -> int | None:
         return self.lane_worker[lane]
@@ -794,7 +792,7 @@ class SubprocVecEnv(LaneVecEnv):
             transition of the environment: learn nothing from it.
         max_restarts: How often each worker may be restarted.
         spaces: "same": all environments must have equal spaces. "compatible": their bounds may differ.
-        step_timeout: Default seconds that `step_wait`, `recv`, `reset` wait, None: no limit.
+        step_timeout: Default seconds that a step, a reset or any other call waits for the workers, None: no limit.
         start_timeout: Seconds that all environments may take to be made.
         worker_env: Environment variables for the workers; None removes one. By default libraries get one thread and
             see no GPU.

@@ -51,7 +51,7 @@ def same_graphs(a, b):
     return equal(a, b)
 
 
-def compare(observation_space, action_space, nb, workers, mode, steps, copy, seed=0):
+def compare(observation_space, action_space, nb, workers, mode, steps, copy, seed=0, **options):
     def maker(i):
         return lambda: SpaceEnv(observation_space, action_space, i)
 
@@ -59,7 +59,7 @@ def compare(observation_space, action_space, nb, workers, mode, steps, copy, see
     action_space.seed(seed)
     with (
         DummyVecEnv(fns, autoreset_mode=mode, copy=copy) as dummy,
-        SubprocVecEnv(fns, autoreset_mode=mode, copy=copy, workers=workers) as subproc,
+        SubprocVecEnv(fns, autoreset_mode=mode, copy=copy, workers=workers, **options) as subproc,
     ):
         assert same_graphs(dummy.reset(seed=seed), subproc.reset(seed=seed))
         for _ in range(steps):
@@ -83,6 +83,13 @@ def test_every_mode_and_number_of_workers(mode, copy):
     space = spaces.Dict({"a": LEAVES[0], "b": spaces.Tuple([LEAVES[5], LEAVES[10]])})
     for workers in (1, 2, 3, 5):
         compare(space, spaces.Box(-1, 1, (2,)), 5, workers, mode, 30, copy)
+
+
+@pytest.mark.parametrize("options", [{"start_method": "spawn"}, {"start_method": "fork"}, {"spin_us": 100}], ids=str)
+def test_every_start_method(options):
+    compare(
+        spaces.Dict({"a": LEAVES[2], "b": LEAVES[8]}), LEAVES[7], 4, 2, AutoresetMode.SAME_STEP, 30, True, **options
+    )
 
 
 @pytest.mark.parametrize("seed", range(6))

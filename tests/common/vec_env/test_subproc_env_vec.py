@@ -432,6 +432,21 @@ def test_f09_timeouts_of_reset_and_recv(subproc):
     assert venv.step(A4)[0][0, 3] == 0
 
 
+def test_f09_timeouts_of_other_calls(subproc):
+    class Slow(CountingEnv):
+        def nap(self):
+            time.sleep(0.5)
+            return "late"
+
+    venv = subproc([Slow, Slow], step_timeout=0.2)
+    venv.reset()
+    with pytest.raises(WorkerTimeoutError, match="No answer to call in time"):
+        venv.call("nap", indices=1)
+    time.sleep(0.5)
+    assert venv.get_attr("step_count") == [0, 0]  # and not "late"
+    assert venv.step([1, 1])[0][:, 2].tolist() == [1, 1]
+
+
 def test_f09_start_timeout(method):
     with within(6), pytest.raises(WorkerTimeoutError, match="start.*start_timeout"):
         method(faulty(2, bad=[1], kind="hang", where="make"), start_timeout=0.5)
