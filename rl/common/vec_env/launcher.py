@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import gc
 import os
 import select
@@ -310,6 +311,9 @@ class _Server:
                     f"The fork server (pid {self.process.pid}) has ended with exit code {self.process.wait()}: see "
                     "its messages above, or use start_method='spawn'."
                 )
+            (pid,) = _PID.unpack(data)
+            if pid < 0:
+                raise OSError(-pid, f"The fork server cannot start a worker: {os.strerror(-pid)}")
         except BaseException:
             os.close(status)
             self.retire()
@@ -317,7 +321,7 @@ class _Server:
         finally:
             for fd in sent:
                 os.close(fd)
-        return _Served(_PID.unpack(data)[0], status)
+        return _Served(pid, status)
 
     def retire(self) -> None:
         """Start no more workers here: an interrupt may have left a reply unread. It still watches its children."""
@@ -352,36 +356,44 @@ def serve(fd: int) -> None:
     import rl.common.vec_env.worker  # noqa: F401 - imported for the children's sake
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sock = socket.socket(fileno=fd)
-    children: dict[int, tuple[int, int]] = {}  # pidfd: (pid, status pipe)
-    poller = select.poll()
-    poller.register(sock, select.POLLIN)
-    gc.collect()
-    gc.freeze()  # collections in the children would copy every page that this process shares with them
-    while True:
-        for ready, _ in poller.poll():
-            if ready in children:
-                pid, status = children.pop(ready)
-                poller.unregister(ready)
-                os.close(ready)
-                _end_group(pid)
-                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                with contextlib.suppress(OSError):
-                    os.write(status, _STATUS.pack(code))
-                os.close(status)
-                continue
-            data, fds, _, _ = socket.recv_fds(sock, 1, 4)
-            if not data:
-                return
-            pid = _quiet_fork()
-            if pid == 0:
-                _become(lambda fds=fds: _settle(sock, children, fds))  # type: ignore[misc]
-            pidfd = os.pidfd_open(pid)
-            children[pidfd] = (pid, fds[1])
-            poller.register(pidfd, select.POLLIN)
-            for one in (fds[0], *fds[2:]):
-                os.close(one)
-            sock.sendall(_PID.pack(pid))
+    with socket.socket(fileno=fd) as sock:
+        children: dict[int, tuple[int, int]] = {}  # pidfd: (pid, status pipe)
+        poller = select.poll()
+        poller.register(sock, select.POLLIN)
+        gc.collect()
+        gc.freeze()  # collections in the children would copy every page that this process shares with them
+        while True:
+            for ready, _ in poller.poll():
+                if ready in children:
+                    pid, status = children.pop(ready)
+                    poller.unregister(ready)
+                    os.close(ready)
+                    _end_group(pid)
+                    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                    with contextlib.suppress(OSError):
+                        os.write(status, _STATUS.pack(code))
+                    os.close(status)
+                    continue
+                data, fds, _, _ = socket.recv_fds(sock, 1, 4)
+                if not data:
+                    return
+                try:
+                    pid = _quiet_fork()
+                except OSError as error:  # too many processes
+                    pid = -(error.errno or errno.EAGAIN)
+                    os.close(fds[1])
+                if pid == 0:
+                    _become(lambda fds=fds: _settle(sock, children, fds))  # type: ignore[misc]
+                if pid > 0:
+                    pidfd = os.pidfd_open(pid)
+                    children[pidfd] = (pid, fds[1])
+                    poller.register(pidfd, select.POLLIN)
+                for one in (fds[0], *fds[2:]):
+                    os.close(one)
+                try:
+                    sock.sendall(_PID.pack(pid))
+                except OSError:  # the main process is gone
+                    return
 
 
 def _settle(sock: socket.socket, children: dict[int, tuple[int, int]], fds: list[int]) -> int:

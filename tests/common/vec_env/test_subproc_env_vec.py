@@ -1,10 +1,12 @@
 """Worker processes: their death, hanging, restart, end and traces. The numbers are the fault table's."""
 
 import contextlib
+import errno
 import gc
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -1199,6 +1201,27 @@ def test_the_fork_server_is_replaced_when_it_has_died(subproc):
     venv = subproc(counting(2))
     venv.reset()
     assert venv.step([1, 1])[0][:, 3].tolist() == [1, 1]
+
+
+def test_no_more_processes_allowed(monkeypatch):
+    """An error of the operating system in the fork server arrives here as such, and leaves nothing open."""
+    before = descriptors()
+    ours, theirs = socket.socketpair()
+    server = object.__new__(launcher._Server)
+    server.sock, server.mutex = ours, threading.Lock()
+
+    def refuse():
+        _, fds, _, _ = socket.recv_fds(theirs, 1, 4)
+        for fd in fds:
+            os.close(fd)
+        theirs.sendall(launcher._PID.pack(-errno.EAGAIN))
+
+    thread = threading.Thread(target=refuse)
+    thread.start()
+    with ours, theirs, pytest.raises(BlockingIOError, match="cannot start a worker"):
+        server.start(ours)
+    thread.join()
+    assert same_descriptors(before)
 
 
 def test_fault_env_of_the_tests_is_sound():
