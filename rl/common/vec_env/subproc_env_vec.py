@@ -7,7 +7,6 @@ import contextlib
 import mmap
 import os
 import pickle
-import platform
 import select
 import signal
 import socket
@@ -29,6 +28,7 @@ from rl.common.vec_env.engine import Engine, Job, LaneVecEnv, check_env_fns, mod
 from rl.common.vec_env.errors import ClosedEnvironmentError, EnvFnError, WorkerDiedError, WorkerTimeoutError
 from rl.common.vec_env.lanes import Failure, Report, dumps
 from rl.common.vec_env.launcher import METHODS, Process, check_platform, private_fds, start, worker_environ
+from rl.common.vec_env.spinner import Spinner
 
 __all__ = ["SubprocVecEnv"]
 
@@ -102,7 +102,8 @@ class _ProcessEngine(Engine):
         self.restart = restart
         self.max_restarts = max_restarts
         self.start_timeout = start_timeout
-        self.spin = spin_seconds
+        self.spin_seconds = spin_seconds
+        self.spinner = Spinner(spin_seconds)
         self.lane_worker = [g for g, (low, high) in enumerate(bounds) for _ in range(low, high)]
         self.workers = [_Worker(g, *bounds[g], env_fns[g]) for g in range(len(bounds))]
         self.memory = -1
@@ -217,7 +218,7 @@ class _ProcessEngine(Engine):
             "nb_lanes": self.nb_lanes,
             "nb_groups": len(self.bounds),
             "group": worker.index,
-            "spin_seconds": self.spin,
+            "spin_seconds": self.spin_seconds,
         }
         worker.seq += 1
         try:
@@ -371,10 +372,7 @@ class _ProcessEngine(Engine):
     def _finish(self, worker: _Worker, deadline: float | None, groups: Sequence[int]) -> None:
         """Wait for one worker's step and its message."""
         control, at, seq = self.arena.control, worker.done_at, worker.seq
-        if self.spin:
-            until = time.perf_counter() + self.spin
-            while control[at] != seq and time.perf_counter() < until:
-                pass
+        self.spinner.wait(control, at, seq, True)
         while control[at] != seq:
             if worker.death is not None:
                 self._revive(worker)
@@ -796,8 +794,8 @@ class SubprocVecEnv(LaneVecEnv):
         start_timeout: Seconds that all environments may take to be made.
         worker_env: Environment variables for the workers; None removes one. By default libraries get one thread and
             see no GPU.
-        spin_us: Microseconds that both sides look for the other's answer before they sleep. Default: 0 unless there
-            are more cores than workers, else 50.
+        spin_us: Microseconds that both sides look for the other's answer before they sleep, 0: none. They do so
+            politely, and not where it does not pay off (see `Spinner`).
 
     Raises:
         ValueError: If `env_fns` is empty, an option is wrong, or the spaces differ.
@@ -823,7 +821,7 @@ class SubprocVecEnv(LaneVecEnv):
         step_timeout: float | None = None,
         start_timeout: float = 60.0,
         worker_env: Mapping[str, str | None] | None = None,
-        spin_us: float | None = None,
+        spin_us: float = 50.0,
     ) -> None:
         check_platform()
         mode = mode_of(autoreset_mode)
@@ -853,9 +851,6 @@ class SubprocVecEnv(LaneVecEnv):
         else:
             nb_workers = min(nb, int(workers))
             self.worker_choice = f"as asked for, at most one per environment ({nb_workers})"
-        if spin_us is None:
-            x86 = platform.machine() in ("x86_64", "AMD64")
-            spin_us = 50.0 if x86 and nb_workers + 1 <= cores and cores > 2 else 0.0
         # Worker floor(i * W / N) runs environment i.
         edges = [-(-w * nb // nb_workers) for w in range(nb_workers + 1)]
         bounds = list(zip(edges[:-1], edges[1:], strict=True))

@@ -13,7 +13,6 @@ import select
 import signal
 import socket
 import sys
-import time
 import traceback
 from typing import Any, NoReturn
 
@@ -23,6 +22,7 @@ import numpy as np
 from rl.common.vec_env.arena import COMMAND, CONTROL_WORDS, DONE, ENDED, MESSAGE, TARGET, Arena, SpaceTree, fence
 from rl.common.vec_env.channel import Channel, ChannelClosed
 from rl.common.vec_env.lanes import Failure, Lanes, Report, dumps, failure
+from rl.common.vec_env.spinner import Spinner
 
 __all__ = ["pack_failure", "work"]
 
@@ -163,14 +163,14 @@ class _Worker:
         self.control = arena.control
         self.base = body["group"] * CONTROL_WORDS
         self.last = 0
-        self.spin = body["spin_seconds"]
+        self.spinner = Spinner(body["spin_seconds"])
 
     def serve(self) -> None:
         """Obey until told to close."""
         command, main, sock = self.command, self.main, self.channel.fileno()
         poll, read, step = self.poller.poll, os.eventfd_read, self.step
         self.control = memoryview(bytearray(8 * CONTROL_WORDS)).cast("q")
-        self.base, self.last, self.last_message, self.spin = 0, 0, 0, 0.0
+        self.base, self.last, self.last_message = 0, 0, 0
         gc.collect()
         gc.freeze()  # what was imported and built lives as long as the worker: collections need not look at it
         while True:
@@ -193,10 +193,7 @@ class _Worker:
         control, base = self.control, self.base
         seq = self.last = control[base + COMMAND]
         self.finish(seq, *self.lanes.step(self.lanes.actions(0, len(self.lanes.envs)), 0, control[base + TARGET]))
-        if self.spin:
-            until = time.perf_counter() + self.spin
-            while control[base + COMMAND] == seq and time.perf_counter() < until:
-                pass
+        self.spinner.wait(control, base + COMMAND, seq, False)
 
     def finish(self, seq: int, ended: bool, report: Report | None) -> None:
         control, base = self.control, self.base
