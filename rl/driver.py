@@ -37,7 +37,8 @@ class Transition(NamedTuple):
         terminated: (N,) bool, the task ended here: there is nothing to bootstrap from.
         truncated: (N,) bool, the episode was cut here. Where both are True the lane counts as terminated.
         valid: (N,) bool, False for a lane that made no transition of the agent's in this call: it only reset itself,
-            or played a random start step. Such a row has reward 0 and no flag; the rest of it means nothing.
+            played a random start step, or lost its worker process. Such a row has reward 0 and no flag, but for the
+            lost one's `truncated`, which ends the episode; the rest of it means nothing.
         info: list of N dicts, the step's own (where an episode ended: that of its last step).
     """
 
@@ -269,6 +270,10 @@ class EnvDriver:
         if not self._special and not np.count_nonzero(over):
             return row
         self._settled = False
+        lost = np.array([bool(over[i] and info.get("worker_restarted")) for i, info in enumerate(row.info)])
+        if lost.any():  # the env died in mid-step: its episode is cut here, and this step did not happen
+            self.episode_step = self.episode_step - (valid & lost)
+            valid = valid & ~lost
         same, following = self._mode is AutoresetMode.SAME_STEP, self._mode is AutoresetMode.NEXT_STEP
         begun = self._env_ended if same else self._resetting
         for i in np.flatnonzero(begun):
@@ -281,7 +286,8 @@ class EnvDriver:
         self._begin(begun)
         if valid is self._all:
             return row._replace(truncated=truncated)
-        return row._replace(reward=row.reward * valid, terminated=terminated & valid, truncated=truncated & valid)
+        truncated = (truncated & valid) | lost
+        return row._replace(reward=row.reward * valid, terminated=terminated & valid, truncated=truncated, valid=valid)
 
     def _begin(self, lanes: np.ndarray) -> None:
         """Note that these lanes stand at an episode's first observation, and draw their start steps."""

@@ -221,7 +221,7 @@ def run(
                 hooks.on_vector_step_end(done)
             ended = transition.terminated | transition.truncated
             if ended.any():
-                for lane in np.flatnonzero(ended & valid):
+                for lane in np.flatnonzero(ended & lanes.open):
                     lanes.open[lane] = False
                     if reported[lane]:
                         nb_ended += 1
