@@ -171,7 +171,6 @@ class _Worker:
         poll, read, step = self.poller.poll, os.eventfd_read, self.step
         self.control = memoryview(bytearray(8 * CONTROL_WORDS)).cast("q")
         self.base, self.last, self.last_message = 0, 0, 0
-        gc.collect()
         gc.freeze()  # what was imported and built lives as long as the worker: collections need not look at it
         while True:
             for fd, _ in poll():
