@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import importlib
 import inspect
@@ -127,8 +126,6 @@ def make_gym_env(
         venv = _make_vec_env(env_fns, vec_env_cls, workers, verbose, vec_env_kwargs)
     if seed is not None:
         venv.seed(int(seed) + int(start_index))
-        # In this process the space may be the one of lane 0's env, whose random stream is the env's own.
-        venv.action_space = copy.deepcopy(venv.action_space)
         venv.action_space.seed(int(seed) + int(start_index))
     return venv
 

@@ -92,7 +92,7 @@ class VecEnv(abc.ABC):
     Args:
         num_envs: N, the number of environments.
         observation_space: Space of ONE environment.
-        action_space: Space of ONE environment.
+        action_space: Space of ONE environment. It is copied, as an environment may sample its own.
         autoreset_mode: What happens at the end of an episode.
         metadata: Further entries for `metadata`.
         render_mode: The environments' render mode.
@@ -113,7 +113,7 @@ class VecEnv(abc.ABC):
         """Store the description of the environments."""
         self.num_envs = num_envs
         self.observation_space = observation_space
-        self.action_space = _with_plain_count(action_space)
+        self.action_space = _own_space(action_space)
         self.metadata: dict[str, Any] = dict(metadata or {})
         self.metadata["autoreset_mode"] = AutoresetMode(autoreset_mode)
         self.render_mode = render_mode
@@ -425,10 +425,9 @@ class VecEnv(abc.ABC):
         return f"<{type(self).__name__} of {self.num_envs} environments, {self.observation_space}, {self.action_space}>"
 
 
-def _with_plain_count(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
-    """Make `n` of a Discrete space a Python int: Keras refuses NumPy's in `Dense(env.action_space.n)`."""
-    if isinstance(space, Discrete) and not isinstance(space.n, int):
-        plain = copy.deepcopy(space)
-        plain.n = int(plain.n)  # type: ignore[assignment]
-        return plain
-    return space
+def _own_space(space: gymnasium.Space[Any]) -> gymnasium.Space[Any]:
+    """A copy with a random stream of its own: who samples it must not disturb an environment in this process."""
+    own = copy.deepcopy(space)
+    if isinstance(own, Discrete):
+        own.n = int(own.n)  # type: ignore[assignment] # Keras refuses NumPy's in `Dense(env.action_space.n)`
+    return own

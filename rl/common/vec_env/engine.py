@@ -747,6 +747,7 @@ class _View(LaneVecEnv):
             spec=parent.spec,
         )
         self._parent = parent  # keeps the workers alive
+        self.action_space = parent.action_space  # copies would all sample the same actions
 
     def close(self, timeout: float = 5.0) -> None:
         """End the view; the vector env that it is a view of stays open."""

@@ -74,6 +74,8 @@ class VecEnvWrapper(VecEnv):
             render_mode=venv.render_mode,
             spec=venv.spec,
         )
+        if action_space is None:
+            self.action_space = venv.action_space  # also its random stream: seeding one seeds the other
         self._mode: AutoresetMode = self.metadata["autoreset_mode"]
 
     def reset(

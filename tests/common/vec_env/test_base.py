@@ -17,6 +17,7 @@ from rl.common.vec_env import (
     NotSteppingError,
     ResetNeeded,
     VecEnv,
+    VecEnvWrapper,
 )
 from tests.common.vec_env.envs import BoundEnv, CountingEnv, MaskEnv, MaskInfoEnv, counting, equal
 
@@ -37,6 +38,32 @@ def test_describes_itself(make):
     assert venv.unwrapped is venv
     assert not venv.closed
     assert type(venv).__name__ in repr(venv)
+
+
+class SamplingEnv(CountingEnv):
+    """Uses its action space's random stream for itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.action_space = spaces.Box(0, 1, (2,), np.float64, seed=3)
+
+    def step(self, action):
+        return super().step(int(self.action_space.sample()[0] * 5))
+
+
+def test_the_action_space_has_a_random_stream_of_its_own(make):
+    reference = spaces.Box(0, 1, (2,), np.float64, seed=3)
+    wanted = [int(reference.sample()[0] * 5) for _ in range(3)]
+    venv = make([SamplingEnv] * 2)
+    venv.reset()
+    for action in wanted:
+        actions = np.stack([venv.action_space.sample() for _ in range(2)])
+        assert venv.step(actions)[0][:, 3].tolist() == [action] * 2
+    # Who samples through a view or a wrapper goes on in the same stream, rather than repeat it.
+    venv.action_space.seed(5)
+    inside = [one.action_space.sample()[0] for one in (*venv.split(2), VecEnvWrapper(venv), venv)]
+    venv.action_space.seed(5)
+    assert inside == [venv.action_space.sample()[0] for _ in range(4)]
 
 
 def test_same_step_table(make):
