@@ -33,13 +33,12 @@ def feed(network: Any, states: Any) -> Any:
     return keras.tree.pack_sequence_as(network.input, leaves)
 
 
-def check_fit(network: Any, observation: Any, window_length: int, nb_outputs: int, owner: str) -> None:
-    """Raises where a network cannot take an env's observations.
+def check_fit(network: Any, states: Any, nb_outputs: int, owner: str) -> None:
+    """Raises where a network cannot take an env's states.
 
     Args:
         network: A Keras model.
-        observation: Observations of N lanes, `(N, *obs)`, or a tree of those.
-        window_length: W.
+        states: What `feed` will be given: `(B, W, *obs)`, or a tree of those, after the processor.
         nb_outputs: How many outputs per state the network must have.
         owner: The agent's class name, for the message.
 
@@ -48,18 +47,17 @@ def check_fit(network: Any, observation: Any, window_length: int, nb_outputs: in
     """
     inputs = _inputs(network)
     if not inputs:
-        _probe(network, observation, window_length, nb_outputs, owner)
+        _probe(network, states, nb_outputs, owner)
         return
-    for x, part in zip(inputs, _route(inputs, observation), strict=True):
-        obs, got = tuple(part.shape[1:]), tuple(x.shape[1:])
-        windowed = (window_length, *obs)
-        fits = [windowed] + ([obs] if window_length == 1 else [])
+    for x, part in zip(inputs, _route(inputs, states), strict=True):
+        windowed, got = tuple(part.shape[1:]), tuple(x.shape[1:])
+        fits = [windowed] + ([windowed[1:]] if windowed[:1] == (1,) else [])
         if any(len(got) == len(f) and all(g in (None, w) for g, w in zip(got, f, strict=True)) for f in fits):
             continue
         expected = " or ".join(str(f) for f in fits)
         raise ValueError(
-            f"{owner}: the network's input {x.name!r} has shape {got}, but the env's observations make it {expected} "
-            f"(window_length={window_length}, observation shape {obs}). "
+            f"{owner}: the network's input {x.name!r} has shape {got}, but the env's states make it {expected}: the "
+            "memory's window_length, then the observation's shape, unless a processor rearranges them. "
             f"Fix: keras.layers.Input(shape={windowed}), followed by keras.layers.Flatten() for dense layers"
         )
 
@@ -138,13 +136,12 @@ def _takes_plain(network: Any, states: Any) -> bool:
     return all(p.shape[1] == 1 for p in parts) and 0 < sum(ranks) == sum(len(p.shape) - 1 for p in parts)
 
 
-def _probe(network: Any, observation: Any, window_length: int, nb_outputs: int, owner: str) -> None:
+def _probe(network: Any, states: Any, nb_outputs: int, owner: str) -> None:
     """Finds out by one call on zeros whether a subclassed network fits."""
-    states = tree_map(
-        lambda x: ops.zeros((1, window_length, *x.shape[1:]), dtype="uint8" if x.dtype == "uint8" else "float32"),
-        observation,
+    fed = feed(
+        network,
+        tree_map(lambda x: ops.zeros((1, *x.shape[1:]), dtype="uint8" if x.dtype == "uint8" else "float32"), states),
     )
-    fed = feed(network, states)
     try:
         got = f"the output's shape is {tuple(network(fed, training=False).shape)}"
     except Exception as error:  # whatever the user's call raises on a wrong shape

@@ -121,7 +121,7 @@ def test_a_subclassed_network_over_a_dict():
 
 
 def fits(network, *shape, window=1, dtype="float32"):
-    check_fit(network, np.zeros((2, *shape), dtype), window, 3, "DQNAgent")
+    check_fit(network, np.zeros((2, window, *shape), dtype), 3, "DQNAgent")
 
 
 @pytest.mark.parametrize("window", [1, 3, 4])
@@ -140,7 +140,7 @@ def test_plain_inputs_and_open_axes_fit():
 @pytest.mark.parametrize(
     ("network", "window", "texts"),
     [
-        (lambda: sequential(4), 4, ["shape (4,)", "(4, 4)", "window_length=4", "Input(shape=(4, 4))"]),
+        (lambda: sequential(4), 4, ["shape (4,)", "make it (4, 4)", "window_length", "Input(shape=(4, 4))"]),
         (lambda: sequential(1, 5), 1, ["shape (1, 5)", "(1, 4) or (4,)", "Input(shape=(1, 4))"]),
         (lambda: sequential(3, 4), 1, ["shape (3, 4)", "(1, 4) or (4,)"]),
         (lambda: sequential(1, 4), 3, ["shape (1, 4)", "make it (3, 4)"]),
@@ -157,20 +157,20 @@ def test_what_does_not_fit_is_refused_with_both_shapes_and_the_fix(network, wind
 def test_the_part_that_does_not_fit_is_named():
     network = model([keras.Input((1, 2), name="left"), keras.Input((1, 5), name="right")])
     with pytest.raises(ValueError, match=r"'right' has shape \(1, 5\).*\(1, 3\) or \(3,\)"):
-        check_fit(network, {"left": np.zeros((2, 2)), "right": np.zeros((2, 3))}, 1, 3, "DQNAgent")
+        check_fit(network, {"left": batch(2), "right": batch(3)}, 3, "DQNAgent")
 
 
 def test_names_that_differ_are_shown():
     network = model([keras.Input((1, 2), name="left"), keras.Input((1, 3), name="right")])
     with pytest.raises(ValueError, match=r"\['left', 'right'\].*\['links', 'right'\].*Fix: .*name=key"):
-        check_fit(network, {"links": np.zeros((2, 2)), "right": np.zeros((2, 3))}, 1, 3, "DQNAgent")
+        check_fit(network, {"links": batch(2), "right": batch(3)}, 3, "DQNAgent")
 
 
-@pytest.mark.parametrize("observation", [(np.zeros((2, 2)),) * 3, np.zeros((2, 2)), {"a": np.zeros((2, 2))}])
-def test_the_wrong_number_of_inputs_is_shown(observation):
+@pytest.mark.parametrize("states", [(batch(2),) * 3, batch(2), {"a": batch(2)}])
+def test_the_wrong_number_of_inputs_is_shown(states):
     network = model([keras.Input((1, 2), name="left"), keras.Input((1, 2), name="right")])
     with pytest.raises(ValueError, match="Fix"):
-        check_fit(network, observation, 1, 3, "DQNAgent")
+        check_fit(network, states, 3, "DQNAgent")
 
 
 def test_a_subclassed_network_that_does_not_fit_is_refused_with_what_went_wrong():

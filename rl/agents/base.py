@@ -184,14 +184,14 @@ class ReplayAgent(ForwardBackward, Agent):
     def prepare(self, driver: Any, observation: Any) -> None:
         """Checks that env, network and memory fit, and makes the compiled functions; see `Agent.prepare`."""
         self.check_spaces(driver.observation_space, driver.action_space)
+        states = tree_map(lambda x: np.repeat(x[:, None], self.memory.window_length, axis=1), observation)
         if self.processor is not None:
-            states = tree_map(lambda x: np.repeat(x[:, None], self.memory.window_length, axis=1), observation)
             learns, self.processor.training = self.processor.training, False  # only the shape is wanted here
-            observation = tree_map(lambda x: x[:, -1], self._processed(states))
+            states = self._processed(states)
             self.processor.training = learns
         targets = [target for target, source in self.targets() if source is self.model]
         for network in (self.model, *targets):
-            check_fit(network, observation, self.memory.window_length, self.nb_actions, type(self).__name__)
+            check_fit(network, states, self.nb_actions, type(self).__name__)
         self._make_functions()
 
     def set_weights(self, weights: list[Any]) -> None:
@@ -321,7 +321,9 @@ class ReplayAgent(ForwardBackward, Agent):
             return states
         leading = tree_leaves(states)[0].shape[:nb_axes]
         flat = tree_map(lambda x: x.reshape(-1, *x.shape[nb_axes:]), states)
-        return tree_map(lambda x: np.reshape(x, (*leading, *x.shape[1:])), self.processor.process_state_batch(flat))
+        flat = self.processor.process_state_batch(flat)
+        flat = tuple(flat) if isinstance(flat, list) else flat  # one batch per input, as keras-rl's processors give it
+        return tree_map(lambda x: np.reshape(x, (*leading, *x.shape[1:])), flat)
 
     def _train(self, fields: tuple, n: Any, next_states: Any) -> tuple[Any, Any]:
         """Compiled: n gradient steps on batches with a leading axis k, then the network's outputs for the next states.
