@@ -651,8 +651,9 @@ class Visualizer(Callback):
         mode = getattr(self.env, "render_mode", "unknown")
         self.can_render = mode is not None and callable(getattr(self.env, "render", None))
         if not self.can_render:
+            name = type(getattr(self.env, "unwrapped", self.env)).__name__
             warnings.warn(
-                f"Nothing to visualize: {type(self.env).__name__} has no render mode. Make it with "
+                f"Nothing to visualize: {name} has no render mode. Make it with "
                 "gymnasium.make(..., render_mode='human'), or pass visualize=False.",
                 stacklevel=2,
             )

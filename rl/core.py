@@ -53,7 +53,10 @@ class Processor:
         return action
 
     def process_state_batch(self, batch: Any) -> Any:
-        """Processes a batch of states, `(B, W, *obs)`, before the network sees it, in acting and in training."""
+        """Processes a batch of states, `(B, W, *obs)`, before the network sees it, in acting and in training.
+
+        Axes after the first one may be rearranged; a list holds one batch per input of the network.
+        """
         return batch
 
     @property
@@ -391,6 +394,7 @@ class Agent(SavedAgent, keras.Model):
         """The lanes of the last `fit`, if it was on this env and nothing asks for new episodes, else new ones."""
         lanes = self._lanes
         same = lanes is not None and lanes.driver.processor is self.processor and lanes.driver is _drivers.get(id(env))
+        same = same and getattr(env, "closed", False) is not True  # a new driver says what is wrong with it
         if same and seed is None and self._driver_options == options:
             self.prepare(lanes.driver, lanes.driver.observe())
             return lanes

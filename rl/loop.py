@@ -208,11 +208,12 @@ def run(
             state.step += int(np.count_nonzero(valid))
             lanes.length += valid
             lanes.episode_reward += transition.reward
+            nb_updates = state.nb_updates
             metrics = agent.observe(transition)
             if metrics is not None:
-                finite = np.isfinite(metrics)
-                state.metric_sum = state.metric_sum + np.where(finite, metrics, 0.0)
-                state.metric_count = state.metric_count + finite
+                weight = np.isfinite(metrics) * max(state.nb_updates - nb_updates, 1)
+                state.metric_sum = state.metric_sum + np.where(weight, metrics, 0.0) * weight
+                state.metric_count = state.metric_count + weight
             for lane, _ in acting:
                 logs = lanes.step_logs(lane, transition, state, metrics, len(names))
                 hooks.on_step_end(int(lanes.length[lane]) - 1, logs)

@@ -74,7 +74,7 @@ class SavedAgent:
             setattr(self.run_state, name, int(value))
 
     def save_weights(self, filepath: str | os.PathLike, overwrite: bool = False) -> None:
-        """Writes the weights of the agent's network, completely or not at all.
+        """Writes the weights of the agent's network, completely or not at all; makes the folder where it is missing.
 
         Args:
             filepath: Ends in `.weights.h5`, or in keras-rl's `.h5f` or `.h5` (the content is the same).
@@ -87,6 +87,7 @@ class SavedAgent:
         path = _checked(filepath)
         if os.path.exists(path) and not overwrite:
             raise FileExistsError(f"{path} exists; pass overwrite=True to replace it")
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         with tempfile.TemporaryDirectory(dir=os.path.dirname(path) or ".") as folder:
             written = os.path.join(folder, "network" + _WEIGHTS)
             self.model.save_weights(written)

@@ -675,9 +675,10 @@ def test_a_closed_env_is_refused(make):
     env = make()
     agent.fit(env, 6, verbose=0)
     env.close()
-    with pytest.raises((ClosedEnvironmentError, gym.error.ClosedEnvironmentError), match="closed"):
-        agent.fit(env, 6, verbose=0)
-    assert agent.step == 6
+    nb_calls = len(agent.calls)
+    with pytest.raises((ClosedEnvironmentError, gym.error.ClosedEnvironmentError), match="closed: create a new one"):
+        agent.fit(env, 6, verbose=0, callbacks=[recorder(agent.calls)])
+    assert agent.step == 6 and len(agent.calls) == nb_calls  # no callback has begun
     agent.fit(make(), 6, verbose=0)
     assert agent.step == 12
 

@@ -49,6 +49,18 @@ def trace(agent, run):
     return [short(call) for call in agent.calls]
 
 
+def test_the_metrics_of_an_episode_are_means_over_updates_not_over_calls():
+    class Learning(Noting):
+        def observe(self, transition):
+            k = self.step // 3  # a call of k updates, whose mean is k
+            self.run_state.nb_updates += k
+            return np.array([float(k)]) if k % 4 else None
+
+    history = Learning().fit(lanes_of(3, lengths=(5,)), 15, verbose=0).history
+    weights = np.array([1, 2, 3, 5])
+    np.testing.assert_allclose(history["loss"], [(weights * weights).sum() / weights.sum()] * 3)
+
+
 # ---- the golden traces ----------------------------------------------------------------------------------------------
 
 

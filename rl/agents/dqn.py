@@ -14,8 +14,8 @@ from rl.common.misc_util import tree_map
 from rl.memory import Batch
 from rl.networks import check_output, feed
 from rl.ops import huber, take
-from rl.policy import EpsGreedyQPolicy, GreedyQPolicy
-from rl.util import clone_model
+from rl.policy import EpsGreedyQPolicy, GreedyQPolicy, Policy
+from rl.util import clone_model, require
 
 AbstractDQNAgent = ReplayAgent
 
@@ -86,7 +86,8 @@ class DQNAgent(ReplayAgent):
         self.target_model.trainable = False
         self.policy = policy if policy is not None else EpsGreedyQPolicy()
         self.test_policy = test_policy if test_policy is not None else GreedyQPolicy()
-        for p in (self.policy, self.test_policy):
+        for name, p in (("policy", self.policy), ("test_policy", self.test_policy)):
+            require(name, p, isinstance(p, Policy), "an instance of rl.policy.Policy")
             p._set_agent(self)
 
     def targets(self) -> list[tuple[Any, Any]]:

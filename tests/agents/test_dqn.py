@@ -636,7 +636,47 @@ def test_a_processor_sees_every_batch_of_states():
     np.testing.assert_allclose(agent.compute_batch_q_values(states), agent.model(states / 2), atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("window", "shape", "rearranged"),
+    [
+        (1, (3,), lambda batch: batch[:, 0]),
+        (4, (3, 4), lambda batch: np.moveaxis(batch, 1, -1)),
+        (4, (12,), lambda batch: batch.reshape(len(batch), -1)),
+    ],
+)
+def test_a_processor_may_rearrange_the_axes_of_the_states(window, shape, rearranged):
+    class Rearranging(Processor):
+        def process_state_batch(self, batch):
+            return rearranged(batch)
+
+    agent = make_agent(mlp(*shape), window=window, processor=Rearranging())
+    fit(agent)
+    assert agent.run_state.nb_updates == 16
+    agent = make_agent(mlp(1, 5), window=window, processor=Rearranging())
+    with pytest.raises(ValueError, match=rf"shape \(1, 5\).*make it \({', '.join(map(str, shape))},?\)"):
+        fit(agent)
+
+
+def test_a_processor_may_give_a_list_of_batches_one_per_input():
+    class Halves(Processor):
+        def process_state_batch(self, batch):
+            return [batch[..., :1], batch[..., 1:]]
+
+    inputs = [keras.Input((1, 1)), keras.Input((1, 2))]
+    joined = layers.Flatten()(layers.Concatenate()(inputs))
+    agent = make_agent(keras.Model(inputs, layers.Dense(3)(joined)), processor=Halves())
+    fit(agent)
+    assert agent.run_state.nb_updates == 16
+
+
 # ---- refusals ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["eps", EpsGreedyQPolicy, object()])
+@pytest.mark.parametrize("name", ["policy", "test_policy"])
+def test_what_is_no_policy_is_refused(name, policy):
+    with pytest.raises(ValueError, match=rf"^{name} must be an instance of rl.policy.Policy, got .*"):
+        make_agent(**{name: policy})
 
 
 @pytest.mark.parametrize(
@@ -663,7 +703,7 @@ def test_a_model_with_another_output_is_refused_at_construction(model, texts):
 @pytest.mark.parametrize(
     ("model", "window", "texts"),
     [
-        (lambda: mlp(3), 4, ["(4, 3)", "(3,)", "window_length=4", "Fix"]),
+        (lambda: mlp(3), 4, ["(4, 3)", "(3,)", "window_length", "Fix"]),
         (lambda: mlp(1, 5), 1, ["(1, 5)", "(1, 3) or (3,)", "Fix"]),
     ],
 )
@@ -846,7 +886,7 @@ def test_weights_round_trip(tmp_path, ending, dueling):
     options = {"enable_dueling_network": dueling}
     agent, other = make_agent(**options), make_agent(mlp(1, 3, seed=9), **options)
     fit(agent)
-    path = tmp_path / ("dqn" + ending)
+    path = tmp_path / "new" / ("dqn" + ending)
     agent.save_weights(str(path))
     with pytest.raises(FileExistsError, match="overwrite=True"):
         agent.save_weights(path)
@@ -856,7 +896,7 @@ def test_weights_round_trip(tmp_path, ending, dueling):
     for network in (other.model, other.target_model):
         for a, b in zip(agent.model.get_weights(), network.get_weights(), strict=True):
             np.testing.assert_array_equal(a, b)
-    assert [p.name for p in tmp_path.iterdir()] == [path.name]  # no temporary file is left
+    assert [p.name for p in path.parent.iterdir()] == [path.name]  # no temporary file is left
     fit(other)
 
 
