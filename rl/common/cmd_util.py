@@ -506,7 +506,9 @@ def _choose(
     vector step and costs one round trip: for cheap environments the latter is more.
     """
     process_kwargs = {
-        key: vec_env_kwargs[key] for key in ("start_method", "start_timeout", "worker_env") if key in vec_env_kwargs
+        key: vec_env_kwargs[key]
+        for key in ("start_method", "start_timeout", "worker_env", "import_main")
+        if key in vec_env_kwargs
     }
     probe = probe_env(env_fns[0], **process_kwargs)
     nb_workers, why = choose_workers(len(env_fns), probe)

@@ -28,6 +28,7 @@ from rl.common.vec_env.engine import Engine, Job, LaneVecEnv, check_env_fns, mod
 from rl.common.vec_env.errors import ClosedEnvironmentError, EnvFnError, WorkerDiedError, WorkerTimeoutError
 from rl.common.vec_env.lanes import Failure, Report, dumps
 from rl.common.vec_env.launcher import METHODS, Process, check_platform, private_fds, start, worker_environ
+from rl.common.vec_env.main_module import find_main, refuse_in_import
 from rl.common.vec_env.spinner import Spinner
 
 __all__ = ["SubprocVecEnv"]
@@ -94,6 +95,7 @@ class _ProcessEngine(Engine):
         max_restarts: int,
         start_timeout: float,
         spin_seconds: float,
+        import_main: bool,
     ) -> None:
         super().__init__(bounds)
         self.mode = mode
@@ -104,6 +106,10 @@ class _ProcessEngine(Engine):
         self.start_timeout = start_timeout
         self.spin_seconds = spin_seconds
         self.spinner = Spinner(spin_seconds)
+        # A forked worker has it already.
+        self.main = find_main() if import_main and method != "fork" else None
+        # By value, where to a worker `__main__` is another module, so that plain pickle's references lead nowhere.
+        self.dumps = dumps if import_main else cloudpickle.dumps
         self.lane_worker = [g for g, (low, high) in enumerate(bounds) for _ in range(low, high)]
         self.workers = [_Worker(g, *bounds[g], env_fns[g]) for g in range(len(bounds))]
         self.memory = -1
@@ -183,6 +189,7 @@ class _ProcessEngine(Engine):
             "sys_path": list(sys.path),
             "sys_argv": list(sys.argv),
             "directory": _directory(),
+            "main": self.main,
             "env_fns": worker.env_fns,
         }
         with contextlib.suppress(ChannelClosed):
@@ -231,8 +238,7 @@ class _ProcessEngine(Engine):
 
     def _post(self, worker: _Worker, kind: str, body: Any, deadline: float | None) -> None:
         """Send a message; raises ChannelClosed if the worker has ended."""
-        # By value: to a worker `__main__` is another module, where plain pickle's references lead nowhere.
-        message = cloudpickle.dumps((worker.seq, kind, body))
+        message = self.dumps((worker.seq, kind, body))
         worker.channel.send(message, lambda events: self._wait(worker, events, deadline, kind))
 
     def _wait(self, worker: _Worker, events: int, deadline: float | None, what: str) -> None:
@@ -445,7 +451,7 @@ class _ProcessEngine(Engine):
 
     def ask(self, kind: str, lanes: Sequence[int], args: Any, deadline: float | None) -> list[Any]:
         try:
-            data = cloudpickle.dumps(args)
+            data = self.dumps(args)
         except Exception as error:
             raise TypeError(f"The arguments of {kind}() cannot be pickled, so they cannot be sent: {error}") from error
         by_worker: dict[int, list[int]] = {}
@@ -724,9 +730,9 @@ def _available_memory() -> int | None:
     return min(limits) if limits else None
 
 
-def _pickle_env_fns(env_fns: Sequence[Callable[[], Any]], low: int) -> bytes:
+def _pickle_env_fns(env_fns: Sequence[Callable[[], Any]], low: int, import_main: bool) -> bytes:
     try:
-        return cloudpickle.dumps(list(env_fns))
+        return dumps(list(env_fns)) if import_main else cloudpickle.dumps(list(env_fns))
     except Exception:
         for i, env_fn in enumerate(env_fns):
             try:
@@ -763,8 +769,9 @@ class SubprocVecEnv(LaneVecEnv):
     """Steps N environments in worker processes, several per worker.
 
     Observations, actions, rewards and flags travel through shared memory; infos, attributes and errors through a
-    socket per worker. No environment is made in this process. Workers do not import the main module, so a script
-    needs no `if __name__ == "__main__"` guard, and functions and classes defined in it are sent by value.
+    socket per worker. No environment is made in this process. Workers do not import the main module (unless
+    `import_main` asks for it), so a script needs no `if __name__ == "__main__"` guard, and functions and classes
+    defined in it are sent by value.
 
     An environment's exception is raised here with its own type (`WorkerError` where that is not possible), the
     worker's traceback as cause and the attributes `env_index`, `worker_index` and `env_failures`; after `reset()` the
@@ -796,9 +803,13 @@ class SubprocVecEnv(LaneVecEnv):
             see no GPU.
         spin_us: Microseconds that both sides look for the other's answer before they sleep, 0: none. They do so
             politely, and not where it does not pay off (see `Spinner`).
+        import_main: Whether workers import the main module, as multiprocessing's do, under the name `__mp_main__`: for
+            what it registers or sets up when it is imported. It then needs a guard, and is imported by each worker
+            with all that it imports. Functions and classes are sent by reference where pickle can.
 
     Raises:
-        ValueError: If `env_fns` is empty, an option is wrong, or the spaces differ.
+        ValueError: If `env_fns` is empty, an option is wrong, the spaces differ, or `import_main` is True and the
+            main module cannot be imported.
         EnvFnError: If an entry of `env_fns` is no function or cannot be sent (a TypeError).
         WorkerTimeoutError: If the environments are not made in time.
         RuntimeError: If this is not Linux 5.3 or later; use `DummyVecEnv` there.
@@ -822,8 +833,10 @@ class SubprocVecEnv(LaneVecEnv):
         start_timeout: float = 60.0,
         worker_env: Mapping[str, str | None] | None = None,
         spin_us: float = 50.0,
+        import_main: bool = False,
     ) -> None:
         check_platform()
+        refuse_in_import()
         mode = mode_of(autoreset_mode)
         functions = check_env_fns(env_fns)
         nb = len(functions)
@@ -839,9 +852,13 @@ class SubprocVecEnv(LaneVecEnv):
             raise ValueError(f"workers must be a positive number, 'auto' or None, got {workers!r}.")
         cores = usable_cores()
         if workers == "auto":
-            _pickle_env_fns(functions[:1], 0)
+            _pickle_env_fns(functions[:1], 0, import_main)
             probe = probe_env(
-                functions[0], start_method=start_method, worker_env=worker_env, start_timeout=start_timeout
+                functions[0],
+                start_method=start_method,
+                worker_env=worker_env,
+                start_timeout=start_timeout,
+                import_main=import_main,
             )
             nb_workers, self.worker_choice = choose_workers(nb, probe)
             logger.info("SubprocVecEnv: %s", self.worker_choice)
@@ -854,7 +871,7 @@ class SubprocVecEnv(LaneVecEnv):
         # Worker floor(i * W / N) runs environment i.
         edges = [-(-w * nb // nb_workers) for w in range(nb_workers + 1)]
         bounds = list(zip(edges[:-1], edges[1:], strict=True))
-        pickled = [_pickle_env_fns(functions[low:high], low) for low, high in bounds]
+        pickled = [_pickle_env_fns(functions[low:high], low, import_main) for low, high in bounds]
         engine = _ProcessEngine(
             bounds,
             pickled,
@@ -865,6 +882,7 @@ class SubprocVecEnv(LaneVecEnv):
             max_restarts,
             start_timeout,
             spin_us * 1e-6,
+            import_main,
         )
         try:
             made = engine.launch(engine.workers)

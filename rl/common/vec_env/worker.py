@@ -22,6 +22,7 @@ import numpy as np
 from rl.common.vec_env.arena import COMMAND, CONTROL_WORDS, DONE, ENDED, MESSAGE, TARGET, Arena, SpaceTree, fence
 from rl.common.vec_env.channel import Channel, ChannelClosed
 from rl.common.vec_env.lanes import Failure, Lanes, Report, dumps, failure
+from rl.common.vec_env.main_module import import_main
 from rl.common.vec_env.spinner import Spinner
 
 __all__ = ["pack_failure", "work"]
@@ -118,6 +119,8 @@ class _Worker:
             sys.argv[:] = start["sys_argv"]
             if start["directory"] is not None:
                 os.chdir(start["directory"])
+            if start["main"] is not None:
+                import_main(*start["main"])
             # Environments that use the global generators must not all draw the same, as forked ones would.
             random.seed()
             np.random.seed()

@@ -53,6 +53,13 @@ def within(seconds):
     assert time.monotonic() - begun < seconds
 
 
+def run_python(arguments, **kwargs):
+    environ = {**os.environ, "PYTHONPATH": str(launcher.__file__).split("/rl/common")[0]}
+    return subprocess.run(
+        [sys.executable, *arguments], env=environ, capture_output=True, text=True, timeout=30, **kwargs
+    )
+
+
 def hangs(venv, lane):
     """Wait until the worker is in the step of this environment."""
     engine = venv._engine
@@ -693,10 +700,117 @@ def test_f36_command_line_and_standard_input(how):
         "class E(CountingEnv): pass\n"
         "with SubprocVecEnv([E, E]) as v: print(v.reset()[0].shape)\n"
     )
-    environ = {**os.environ, "PYTHONPATH": str(launcher.__file__).split("/rl/common")[0]}
-    arguments = [sys.executable, "-c", code] if how == "-c" else [sys.executable, "-"]
-    done = subprocess.run(arguments, input=code, env=environ, capture_output=True, text=True, timeout=30)
+    done = run_python(["-c", code] if how == "-c" else ["-"], input=code)
     assert (done.returncode, done.stdout, done.stderr) == (0, "(2, 4)\n", "")
+
+
+IMPORTED = """
+    import sys
+    import gymnasium
+    from rl.common.cmd_util import make_gym_env
+    from rl.common.vec_env import SubprocVecEnv
+    from tests.common.vec_env.envs import CountingEnv
+
+    class MyError(Exception):
+        pass
+
+    class MyEnv(CountingEnv):
+        me = property(lambda self: self.__class__)
+        def describe(self, cls):
+            return cls is type(self) is sys.modules["__main__"].MyEnv, cls.__module__
+        def fail(self):
+            raise MyError("from the worker")
+
+    def make():
+        return gymnasium.make("Mine-v0", disable_env_checker=True)
+
+    gymnasium.register("Mine-v0", MyEnv)
+
+    if __name__ == "__main__":
+        options = dict(start_method={method!r}, import_main=True)
+        for workers in (2, "auto"):
+            for venv in (
+                SubprocVecEnv([make] * 2, workers=workers, **options),
+                make_gym_env(make, 2, workers=workers, verbose=0, **options),
+            ):
+                with venv:
+                    print(venv.reset()[0].shape, *venv.call("describe", MyEnv))
+                    assert venv.get_attr("me") == [MyEnv] * 2 and venv.env_is_wrapped(MyEnv) == [True] * 2
+                    try:
+                        venv.call("fail")
+                    except MyError as error:
+                        assert error.env_index == 0
+                    else:
+                        raise AssertionError
+        if {method!r} != "fork":
+            try:
+                SubprocVecEnv([make] * 2, start_method={method!r})
+            except gymnasium.error.NameNotFound:
+                print("not found without")
+"""
+
+
+@pytest.mark.parametrize("how", ["script", "module"])
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn", "fork"])
+def test_f36_import_main(tmp_path, start_method, how):
+    path = script(tmp_path, IMPORTED.format(method=start_method), "my_script.py")
+    if how == "script":
+        code, out, err = run_script(path)
+    else:
+        done = run_python(["-m", "my_script"], cwd=tmp_path)
+        code, out, err = done.returncode, done.stdout, done.stderr
+    name = "__main__" if start_method == "fork" else "__mp_main__"
+    expected = [f"(2, 4) (True, '{name}') (True, '{name}')"] * 4
+    if start_method != "fork":
+        expected.append("not found without")
+    assert (code, out.splitlines(), err) == (0, expected, "")
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_f36_import_main_needs_a_guard(tmp_path, start_method):
+    path = script(
+        tmp_path,
+        f"""
+        from rl.common.vec_env import SubprocVecEnv
+        from tests.common.vec_env.envs import CountingEnv
+
+        SubprocVecEnv([CountingEnv] * 2, start_method={start_method!r}, import_main=True)
+        """,
+    )
+    code, out, err = run_script(path)
+    assert (code, out) == (1, "")
+    told = [line for line in err.splitlines() if line.startswith("RuntimeError: With import_main=True")]
+    assert "if __name__ == '__main__':" in told[-1]
+
+
+def test_f36_import_main_restarts_and_refuses_what_it_cannot_import(tmp_path):
+    path = script(
+        tmp_path,
+        """
+        import os, signal, warnings
+        from rl.common.vec_env import SubprocVecEnv
+        from tests.common.vec_env.envs import CountingEnv
+
+        class MyEnv(CountingEnv):
+            pass
+
+        if __name__ == "__main__":
+            warnings.simplefilter("ignore")
+            with SubprocVecEnv([MyEnv] * 2, workers=2, import_main=True, on_worker_failure="restart") as venv:
+                venv.reset()
+                os.kill(venv.worker_pids[1], signal.SIGKILL)
+                assert venv.step([1, 1])[3].tolist() == [False, True]
+                assert venv.env_is_wrapped(MyEnv) == [True, True]
+        """,
+    )
+    assert run_script(path) == (0, "", "")
+    code = "from rl.common.vec_env import SubprocVecEnv\nSubprocVecEnv([int], import_main=True)"
+    done = run_python(["-c", code])
+    assert done.returncode == 1 and "ValueError: import_main=True needs a main module" in done.stderr
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "__main__.py").write_text(code)
+    done = run_python(["-m", "pack"], cwd=tmp_path)
+    assert done.returncode == 1 and "this is pack.__main__" in done.stderr
 
 
 KILLED = """
