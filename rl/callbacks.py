@@ -648,15 +648,12 @@ class Visualizer(Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Looks whether the environment can be shown."""
         # Environments of the time before render modes have a render method and no attribute.
-        mode = getattr(self.env, "render_mode", "unknown")
-        self.can_render = mode is not None and callable(getattr(self.env, "render", None))
+        has_mode = getattr(self.env, "render_mode", "unknown") is not None
+        self.can_render = has_mode and callable(getattr(self.env, "render", None))
         if not self.can_render:
             name = type(getattr(self.env, "unwrapped", self.env)).__name__
-            warnings.warn(
-                f"Nothing to visualize: {name} has no render mode. Make it with "
-                "gymnasium.make(..., render_mode='human'), or pass visualize=False.",
-                stacklevel=2,
-            )
+            how = "Make it with gymnasium.make(..., render_mode='human'), or pass visualize=False."
+            warnings.warn(f"Nothing to visualize: {name} has no render mode. {how}", stacklevel=2)
 
     def on_vector_step_end(self, logs: Any = None) -> None:
         """Shows the environment; several lanes are one picture, so this is no hook of a single lane."""

@@ -92,11 +92,16 @@ class Agent(SavedAgent, keras.Model):
     Args:
         processor: A `Processor`, or None.
         **kwargs: Passed to `keras.Model` (`name`, `dtype`).
+
+    Raises:
+        ValueError: The processor is none, for instance a class.
     """
 
     optimizer: Any = None  # there before `compile`, for callbacks and for subclasses that never call ours
 
     def __init__(self, processor: Processor | None = None, **kwargs: Any):
+        if processor is not None and not isinstance(processor, Processor):
+            raise ValueError(f"processor must be an instance of rl.core.Processor, got {processor!r}")
         super().__init__(**kwargs)
         self.processor = processor
         self.run_state = RunState()

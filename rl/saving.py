@@ -53,7 +53,7 @@ class SavedAgent:
             return None
         return {
             "optimizer": _saved(self.optimizer),
-            "metrics": [_saved(m) for m in self._compiled_metrics],
+            "metrics": [_saved_metric(m) for m in self._compiled_metrics],
             "jit_compile": self.jit_compile,  # type: ignore[attr-defined]
             "steps_per_execution": self.steps_per_execution,  # type: ignore[attr-defined]
         }
@@ -126,6 +126,13 @@ def _checked(filepath: str | os.PathLike) -> str:
 
 def _saved(value: Any) -> Any:
     return value if value is None else keras.saving.serialize_keras_object(value)
+
+
+def _saved_metric(metric: keras.metrics.Metric) -> Any:
+    saved = _saved(metric)
+    function = saved["config"].get("fn")
+    # Where a function is among the custom objects, Keras takes the name of a metric made of it for the function, too.
+    return function if isinstance(function, dict) and function.get("config") == metric.name else saved
 
 
 def _restored(value: Any, custom_objects: dict[str, Any] | None = None) -> Any:

@@ -72,8 +72,8 @@ class ReplayAgent(ForwardBackward, Agent):
         counts = {"batch_size": batch_size, "train_interval": train_interval, "memory_interval": memory_interval}
         for name, value in (counts | {"nb_actions": nb_actions}).items():
             require(name, value, int(value) == value and value >= 1, "a whole number of at least 1")
-        if not hasattr(memory, "sample_batch"):
-            raise ValueError(f"memory must be a rl.memory.SequentialMemory, got {memory!r}")
+        storing = hasattr(memory, "sample_batch") and not isinstance(memory, type)
+        require("memory", memory, storing, "an instance of rl.memory.SequentialMemory")
         super().__init__(**kwargs)
         self.nb_actions = int(nb_actions)
         self.memory = memory

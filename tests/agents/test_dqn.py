@@ -679,6 +679,13 @@ def test_what_is_no_policy_is_refused(name, policy):
         make_agent(**{name: policy})
 
 
+def test_classes_in_the_place_of_instances_are_refused():
+    with pytest.raises(ValueError, match=r"^memory must be an instance of rl.memory.SequentialMemory, got <class"):
+        make_agent(memory=SequentialMemory)
+    with pytest.raises(ValueError, match=r"^processor must be an instance of rl.core.Processor, got <class"):
+        make_agent(processor=Processor)
+
+
 @pytest.mark.parametrize(
     ("model", "texts"),
     [
@@ -1058,6 +1065,18 @@ def test_agents_with_other_networks_and_optimizers_come_back(tmp_path):
             )
         fit(loaded, Parts(("vec", "img")) if name == "inputs" else Counting())
         assert loaded.run_state.nb_updates > agent.run_state.nb_updates
+
+
+def test_a_metric_made_of_a_function_is_saved_as_the_function(tmp_path):
+    def bias(y_true, y_pred):
+        return ops.mean(y_true - y_pred)
+
+    named = keras.metrics.MeanMetricWrapper(keras.losses.huber, name="other")
+    agent = make_agent(metrics=[bias, "mae", named])
+    agent.save(tmp_path / "dqn.keras")
+    loaded = keras.saving.load_model(tmp_path / "dqn.keras", custom_objects={"bias": bias})
+    assert loaded.metrics_names == agent.metrics_names == ["loss", "bias", "mae", "other", "mean_q"]
+    fit(loaded)
 
 
 def test_an_agent_that_was_never_compiled_can_be_saved(tmp_path):
