@@ -51,7 +51,7 @@ before = set(sys.modules)
 import {module}
 new = set(sys.modules) - before
 print(sorted(name for name in new if name.startswith(("gymnasium.wrappers", "keras", "tensorflow"))))
-print(sorted(name for name in new if name.rsplit(".", 1)[-1] in ("wrappers", "adapters", "checks", "normalize")))
+print(sorted(name for name in new if name.rsplit(".", 1)[-1] in ("wrapper", "wrappers", "adapters", "checks")))
 from rl.common.vec_env import VecNormalize
 print(VecNormalize.__name__)
 """

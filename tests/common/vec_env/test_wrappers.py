@@ -495,7 +495,7 @@ def test_an_episode_lasts_from_its_own_reset(mode, monkeypatch):
 
     clock = [0]
     venv = VecMonitor(Bare(dummy(1, mode, lengths=(2,))))
-    monkeypatch.setattr("rl.common.vec_env.wrappers.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("rl.common.vec_env.recording.time.perf_counter", lambda: clock[0])
     venv.reset()
     episodes = [infos[0]["episode"] for *_, infos in play(venv, 8, mode) if "episode" in infos[0]]
     assert len(episodes) >= 3
