@@ -311,6 +311,18 @@ def test_repeat_takes_n_steps_of_at_most_kmax_without_retracing(jit):
     assert f(np.int32(9), x)[0] == x.sum()  # never more than kmax
 
 
+@pytest.mark.parametrize("kmax, has_loop", [(1, False), (2, True)])
+def test_a_single_step_is_compiled_without_a_loop(kmax, has_loop):
+    # XLA on CPUs is ten times slower at the gradients of convolutions within a loop.
+    def function(n, x):
+        return backend.repeat(n, kmax, lambda i, carry: carry + ops.take(x, i, axis=0), ops.ones(()))
+
+    f = compiled(function, jit_compile=False)
+    assert [f(np.int32(1), np.array([x, 100], "f4")) for x in (1, 10, 5)] == [2, 11, 6]
+    (plan,) = f._plans.values()
+    assert any("While" in operation.type for operation in plan.concrete.graph.get_operations()) == has_loop
+
+
 def test_k_steps_in_one_call_equal_k_calls():
     def make():
         w = keras.Variable(np.array([1.0, -2.0], "float32"))
