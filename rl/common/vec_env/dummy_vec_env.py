@@ -8,7 +8,9 @@ from typing import Any, Literal
 
 from gymnasium.vector import AutoresetMode
 
-from rl.common.vec_env.engine import Engine, Job, LaneVecEnv, check_env_fns, mode_of
+from rl.common.vec_env.arguments import check_env_fns, mode_of
+from rl.common.vec_env.engine import Engine, Job
+from rl.common.vec_env.lane_vec_env import LaneVecEnv
 from rl.common.vec_env.lanes import Failure, Lanes, Report
 
 __all__ = ["DummyVecEnv"]

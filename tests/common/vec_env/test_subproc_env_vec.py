@@ -26,6 +26,7 @@ from rl.common.vec_env import (
     WorkerDiedError,
     WorkerTimeoutError,
     launcher,
+    pool,
     subproc_env_vec,
 )
 from tests.common.vec_env.envs import (
@@ -980,7 +981,7 @@ def test_f41_large_observations(make):
 
 
 def test_f41_more_than_there_is(subproc, monkeypatch):
-    monkeypatch.setattr(subproc_env_vec, "_available_memory", lambda: 2**20)
+    monkeypatch.setattr("rl.common.vec_env.checks.available_memory", lambda: 2**20)
     with pytest.raises(MemoryError, match="0.0 GiB of shared memory; 0.0 GiB are available"):
         subproc([lambda: Large((2**20,))])
 
@@ -1051,7 +1052,7 @@ def test_f44_a_forked_child_cannot_use_it_and_does_no_harm(subproc):
         venv.close()
         del venv
         gc.collect()
-        subproc_env_vec._close_all()
+        pool._close_all()
         launcher._stop_servers()
         os.write(write, answer)
         os._exit(0)
