@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import random
 
 import gymnasium as gym
 import numpy as np
@@ -161,14 +162,27 @@ def test_seeds_are_stored_and_used_once(make):
     assert type(venv.get_attr("seed")[1]) is int
 
 
-def test_without_a_seed_all_lanes_differ(make):
+def test_f50_without_a_seed_all_lanes_differ(make):
     venv = make(counting(4, infos=True))
     draws = [info["draw"] for info in venv.reset()[1]]
     assert len(set(draws)) == 4
 
 
+class GlobalDraws(CountingEnv):
+    def draws(self):
+        return random.random(), float(np.random.random()), float(self.np_random.random()), self.action_space.seed()
+
+
+def test_f50_without_a_seed_workers_differ_under_every_start_method(method):
+    random.seed(3)
+    np.random.seed(3)
+    seen = [method([GlobalDraws] * 4, workers=4).call("draws") for _ in range(2)]
+    for column in zip(*seen[0], *seen[1], strict=True):
+        assert len(set(map(str, column))) == 8
+
+
 @pytest.mark.parametrize("seed", [-1, 2**32, 2**32 - 2, [1, 2], [1, 2, 3, 4], [1, -1, 2], "1", [1.5, 2, 3]])
-def test_bad_seeds_are_refused(make, seed):
+def test_f50_bad_seeds_are_refused(make, seed):
     venv = make(counting(3))
     with pytest.raises(ValueError, match="seed"):
         venv.reset(seed=seed)
@@ -251,7 +265,7 @@ def test_rendering(make):
     assert make(counting(2)).render() is None
 
 
-def test_order_of_calls(make):
+def test_f28_f29_order_of_calls(make):
     venv = make(counting(2))
     with pytest.raises(ResetNeeded, match="reset"):
         venv.step([0, 0])
@@ -274,7 +288,7 @@ def test_order_of_calls(make):
     assert venv.step([4, 4])[0].tolist() == [[0, 1, 1, 4], [1, 1, 1, 4]]
 
 
-def test_closing(make):
+def test_f27_closing(make):
     with make(counting(2)) as venv:
         venv.reset()
     assert venv.closed
@@ -293,14 +307,14 @@ def test_closing(make):
             call()
 
 
-def test_cannot_be_pickled_or_copied(make):
+def test_f45_cannot_be_pickled_or_copied(make):
     venv = make(counting(2))
     for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(TypeError, match="function"):
             attempt(venv)
 
 
-def test_bad_env_fns_are_refused(make):
+def test_f26_f33_bad_env_fns_are_refused(make):
     with pytest.raises(ValueError, match="at least one"):
         make([])
     with pytest.raises(EnvFnError, match=r"env_fns\[1\] is an environment.*function"):
@@ -313,7 +327,7 @@ def test_bad_env_fns_are_refused(make):
         make([lambda: 3])
 
 
-def test_same_environment_twice_is_refused(make):
+def test_f26_same_environment_twice_is_refused(make):
     def twice():
         shared = CountingEnv()
         return [lambda: shared] * 2
@@ -332,7 +346,7 @@ def test_bad_options_are_refused(make):
             make(counting(2), **options)
 
 
-def test_differing_spaces(make):
+def test_f34_differing_spaces(make):
     fns = [lambda: BoundEnv(1), lambda: BoundEnv(2), lambda: BoundEnv(1, n=4)]
     with pytest.raises(ValueError, match="environment 0 has .*environment 1 has .*compatible"):
         make(fns)
@@ -348,7 +362,7 @@ def test_differing_spaces(make):
         make([fns[0], CountingEnv], spaces="compatible")
 
 
-def test_returned_arrays_are_the_callers_own(make):
+def test_f24_returned_arrays_are_the_callers_own(make):
     venv = make(counting(2, reuse=True))
     obs, infos = venv.reset()
     kept = [(obs, obs.copy())]
@@ -373,7 +387,7 @@ def test_views_stay_intact_for_two_steps(make):
     assert (previous == snapshot).all() and not np.shares_memory(previous, after)
 
 
-def test_a_reused_observation_does_not_overwrite_the_final_one(make):
+def test_f24_a_reused_observation_does_not_overwrite_the_final_one(make):
     venv = make(counting(2, length=2, infos=True, reuse=True))
     venv.reset()
     for _ in range(3):

@@ -16,6 +16,7 @@ from rl.common.vec_env import (
     ObservationError,
     ResetNeeded,
     WorkerError,
+    pool,
 )
 from tests.common.vec_env.envs import BadArgsError, CountingEnv, SpaceEnv, alive, counting, faulty
 
@@ -217,6 +218,14 @@ def test_f17_harmless_casts_are_remarked_once(make):
     venv.reset()
     with pytest.warns(UserWarning, match="FaultEnv: observation has dtype int32"):
         assert venv.step([3, 4])[0].tolist() == [[0, 0, 1, 3], [1, 0, 1, 4]]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        venv.step([3, 4])
+        assert not caught
+        venv = make([partial(Fixed, FLOATS, np.array([0.1]))] * 4)
+        for _ in range(3):
+            assert venv.reset()[0].dtype == np.float32
+    assert len(caught) == 1 and "Fixed: observation has dtype float64" in str(caught[0].message)
 
 
 def test_f17_lists_of_numbers_are_observations(make):
@@ -403,7 +412,8 @@ def test_f24_infos_are_snapshots(make):
     assert first[0]["nested"] == [0, 1] and first[0]["count"] == 1
 
 
-def test_f25_env_fn_that_cannot_be_pickled(subproc):
+def test_f25_env_fn_that_cannot_be_pickled(subproc, monkeypatch):
+    monkeypatch.delattr(pool, "start")  # refused before any process is started
     lock = threading.Lock()
 
     def env_fn():
@@ -413,6 +423,8 @@ def test_f25_env_fn_that_cannot_be_pickled(subproc):
         subproc([CountingEnv, CountingEnv, env_fn])
     with pytest.raises(EnvFnError, match=r"env_fns\[0\].*'lock'"):
         subproc([partial(CountingEnv, lock=lock)])
+    with pytest.raises(EnvFnError, match=r"env_fns\[0\].*'lock'"):
+        subproc([env_fn] * 2, workers="auto")
 
 
 def test_f25_closures_and_local_classes_work(method):

@@ -518,7 +518,7 @@ def test_monitor_without_a_file_and_with_a_missing_key(tmp_path):
 # --- VecCheckNan -----------------------------------------------------------------------------------------------------
 
 
-def test_nan_is_found_where_it_appears():
+def test_f19_nan_is_found_where_it_appears():
     venv = VecCheckNan(dummy())
     venv.set_attr("bad", 1, indices=2)
     venv.reset()
