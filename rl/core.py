@@ -382,7 +382,7 @@ class Agent(SavedAgent, keras.Model):
 
         params |= {"nb_lanes": lanes.driver.nb_lanes, "metrics": list(self.metrics_names)}
         lanes.follow(params["metrics"], self.run_state)
-        first_epoch = self.run_state.episode - int(lanes.open.sum())  # Keras' epoch goes on where the last fit stopped
+        first_epoch = self.run_state.finished  # Keras' epoch goes on where the last fit stopped
         hooks = CallbackList(callbacks, model=self, env=lanes.driver.env, params=params, first_epoch=first_epoch)
         did_abort, outer, self._running = True, self._running, lanes
         try:

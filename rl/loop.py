@@ -29,8 +29,10 @@ class RunState:
         step: Lifetime env steps, summed over lanes.
         requested: Lifetime env steps that were asked for; the last vector step may overshoot them.
         episode: Lifetime number of episodes begun: the id of the next one.
+        finished: Lifetime number of episodes that ended; others were left open when their env was left.
         nb_updates: Lifetime gradient steps.
         owed: Gradient steps that are due and not taken yet (fewer than `steps_per_execution`).
+        lane_steps: `(N,)` steps of each lane since it was opened, where something depends on them.
         windows: Where recent frames are looked up: the memory in `fit`, a small one of its own in `test`.
         metric_names: The names of the metrics that are summed.
         metric_sum: Sum of each metric over all updates where it was finite, `(M,)`.
@@ -41,6 +43,8 @@ class RunState:
 
     __slots__ = (
         "episode",
+        "finished",
+        "lane_steps",
         "metric_count",
         "metric_names",
         "metric_sum",
@@ -53,12 +57,13 @@ class RunState:
         "training",
         "windows",
     )
-    COUNTERS = ("step", "requested", "episode", "nb_updates", "owed")
+    COUNTERS = ("step", "requested", "episode", "finished", "nb_updates", "owed")
 
     def __init__(self, training: bool = False):
         self.training = training
-        self.step = self.requested = self.episode = self.nb_updates = self.owed = 0
+        self.step = self.requested = self.episode = self.finished = self.nb_updates = self.owed = 0
         self.windows: Any = None
+        self.lane_steps: Any = None
         self.metric_names: list[str] = []
         self.metric_sum: Any = 0.0
         self.metric_count: Any = 0.0
@@ -224,6 +229,7 @@ def run(
             if ended.any():
                 for lane in np.flatnonzero(ended & lanes.open):
                     lanes.open[lane] = False
+                    state.finished += 1
                     if reported[lane]:
                         nb_ended += 1
                         if quota is not None:

@@ -49,6 +49,14 @@ def trace(agent, run):
     return [short(call) for call in agent.calls]
 
 
+def test_keras_epochs_count_the_episodes_that_ended():
+    agent, epochs = Noting(), []
+    for env, seed in ((Counting(), None), (Counting(), None), (lanes_of(3), None), (Counting(), 1), (Counting(), 2)):
+        epochs += agent.fit(env, 17, verbose=0, seed=seed).epoch  # each of which leaves an episode open
+    assert epochs == list(range(len(epochs))) and len(epochs) == agent.run_state.finished > 15
+    assert agent.run_state.episode > len(epochs)
+
+
 def test_the_metrics_of_an_episode_are_means_over_updates_not_over_calls():
     class Learning(Noting):
         def observe(self, transition):

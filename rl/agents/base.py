@@ -13,7 +13,7 @@ from rl.common.misc_util import tree_leaves, tree_map
 from rl.core import Agent
 from rl.legacy import ForwardBackward
 from rl.memory import Batch, RecentFrames
-from rl.networks import check_fit, feed
+from rl.networks import check_fit, feed, has_convolutions
 from rl.ops import polyak, weights_of
 from rl.util import get_metrics, get_optimizer, require
 
@@ -85,7 +85,6 @@ class ReplayAgent(ForwardBackward, Agent):
         self.target_model_update = target_model_update
         self.delta_clip = float(delta_clip)
         self.custom_model_objects = dict(custom_model_objects or {})
-        self._lane_steps: Any = None
         self._functions: Any = None
         self._ahead: tuple[Any, Any] = (None, None)  # observations, and what the network says about them
 
@@ -135,7 +134,7 @@ class ReplayAgent(ForwardBackward, Agent):
         self,
         optimizer: Any = "adam",
         metrics: list[Any] | None = None,
-        jit_compile: bool = True,
+        jit_compile: bool | str = "auto",
         steps_per_execution: int = 1,
         run_eagerly: bool = False,
     ) -> None:
@@ -145,8 +144,9 @@ class ReplayAgent(ForwardBackward, Agent):
             optimizer: A Keras optimizer or its name. Under `mixed_float16` it is wrapped in a `LossScaleOptimizer`.
             metrics: Keras metrics, their names or functions; they compare the TD target with the prediction Q(s, a).
                 Functions that the agent logs anyway (keras-rl's `mean_q`) are left out.
-            jit_compile: Compile with XLA, on CPUs too, where it is several times faster. A layer that XLA refuses
-                makes it fall back to a plain graph with one warning.
+            jit_compile: Compile with XLA. "auto": on CPUs too, where small networks gain several times, but not for
+                convolutions on a CPU, which lose (many times, with several gradient steps per call). A layer that XLA
+                refuses makes it fall back to a plain graph with one warning.
             steps_per_execution: Collect this many gradient steps before taking them, in one compiled call.
             run_eagerly: Compile nothing, for debugging.
 
@@ -156,12 +156,16 @@ class ReplayAgent(ForwardBackward, Agent):
         """
         whole = int(steps_per_execution) == steps_per_execution >= 1
         require("steps_per_execution", steps_per_execution, whole, "a whole number of at least 1")
+        require("jit_compile", jit_compile, jit_compile in (True, False, "auto"), "True, False or 'auto'")
+        convolutions = backend.on_cpu(self.model.variables) and has_convolutions(self.model)
+        slow_with_xla = jit_compile == "auto" and convolutions
+        self._jit_compile_given = jit_compile
         with backend.device_scope(self.model.variables):
             optimizer = get_optimizer(optimizer)  # one given by name gets its variables here
             resolved = get_metrics(metrics or [], self.logged)
             super().compile(
                 optimizer=optimizer,
-                jit_compile=bool(jit_compile) and not run_eagerly,
+                jit_compile=bool(jit_compile) and not slow_with_xla and not run_eagerly,
                 run_eagerly=run_eagerly,
                 steps_per_execution=steps_per_execution,
             )
@@ -208,10 +212,10 @@ class ReplayAgent(ForwardBackward, Agent):
             self._ahead = (None, None)
             self.memory.begin_lanes(nb_lanes)
             self.run_state.windows = self.memory
-            self._lane_steps = np.zeros(nb_lanes, np.int64)
         else:  # the frames of a test never touch the training's
             self.run_state.windows = RecentFrames(self.memory.window_length)
             self.run_state.windows.begin(nb_lanes)
+        self.run_state.lane_steps = np.zeros(nb_lanes, np.int64)
 
     def random_streams(self) -> list[Any]:
         """Exploration, test policy and memory; see `Agent.random_streams`."""
@@ -251,16 +255,16 @@ class ReplayAgent(ForwardBackward, Agent):
 
     def observe(self, transition: Any) -> np.ndarray | None:
         """Stores the rows and takes the gradient steps that are due; see `Agent.observe`."""
-        state = self.run_state
+        state, store = self.run_state, None
+        if self.memory_interval > 1:
+            store = state.lane_steps % self.memory_interval == 0
+            state.lane_steps += transition.valid
         if not state.training:
+            keep = transition.valid if store is None else transition.valid & store  # windows as in training
             closes = not self.memory.ignore_episode_boundaries
             ended = (transition.terminated | transition.truncated) & closes
-            state.windows.push(transition.observation, transition.valid, ended)
+            state.windows.push(transition.observation, keep, ended)
             return None
-        store = None
-        if self.memory_interval > 1:
-            store = self._lane_steps % self.memory_interval == 0
-            self._lane_steps += transition.valid
         self.memory.extend(transition, store)
         nb_steps = int(np.count_nonzero(transition.valid))
         metrics = self._learn(state.step - nb_steps, len(transition.valid), self._states(transition.next_observation))

@@ -8,7 +8,7 @@ import pytest
 from rl.agents.dqn import DQNAgent
 from rl.common.vec_env import DummyVecEnv
 from rl.memory import SequentialMemory
-from rl.policy import EpsGreedyQPolicy, LinearAnnealedPolicy
+from rl.policy import EpsGreedyQPolicy, GreedyQPolicy, LinearAnnealedPolicy
 from tests.toy_envs import Counting
 
 
@@ -103,6 +103,32 @@ def test_memory_interval_stores_every_kth_step_of_each_lane(lanes):
     assert numbers == sorted(list(range(lanes)) * 3)
 
 
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_windows_in_a_test_reach_back_by_the_memory_interval_as_in_training(lanes):
+    agent = make_agent(window=3, memory_interval=2)
+    agent.fit(make_env(lanes), nb_steps=24, verbose=0, seed=0)
+    seen = []
+
+    class Seeing(GreedyQPolicy):
+        vectorized = True
+
+        def select_action(self, q_values):
+            seen.append(agent.run_state.windows.states(agent.seen)[0, :, 2].tolist())
+            return super().select_action(q_values)
+
+    act = agent.act
+
+    def noting(observation):
+        agent.seen = observation
+        return act(observation)
+
+    agent.act, agent.test_policy = noting, Seeing()
+    env = Counting(lengths=(7,)) if lanes == 1 else DummyVecEnv([lambda i=i: Counting(i, (7,)) for i in range(lanes)])
+    agent.test(env, nb_episodes=lanes, verbose=0, visualize=False)
+    # Steps 0, 2, 4, ... are remembered, the others only seen.
+    assert seen == [[0, 0, 0], [0, 0, 1], [0, 0, 2], [0, 2, 3], [0, 2, 4], [2, 4, 5], [2, 4, 6]]
+
+
 # ---- fused updates ------------------------------------------------------------------------------------------------
 
 
@@ -152,6 +178,28 @@ def test_xla_gives_the_same_weights():
     for agent in (plain, xla):
         agent.fit(make_env(3), nb_steps=60, verbose=0, seed=2)
     assert_same(plain, xla, 1e-4)
+
+
+def convolutional():
+    return keras.Sequential(
+        [
+            keras.layers.Input((1, 8, 8)),
+            keras.layers.Permute((2, 3, 1)),
+            keras.Sequential([keras.layers.Conv2D(2, 3), keras.layers.Flatten()]),
+            keras.layers.Dense(3),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "used"),
+    [(network, "auto", True), (network, False, False), (convolutional, "auto", False), (convolutional, True, True)],
+)
+def test_xla_is_used_where_it_pays(model, given, used):
+    agent = DQNAgent(model(), nb_actions=3, memory=SequentialMemory(100, window_length=1))
+    agent.compile("adam", jit_compile=given)
+    assert agent.jit_compile is used
+    assert agent.get_compile_config()["jit_compile"] == given
 
 
 def test_run_eagerly_gives_the_same_weights():
