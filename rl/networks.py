@@ -100,6 +100,11 @@ def check_output(network: Any, nb_outputs: int, owner: str) -> None:
         raise ValueError(f"{owner}: the network's output has shape {got}, expected (None, {nb_outputs}). {hint}")
 
 
+def has_convolutions(network: Any) -> bool:
+    """Whether a network, or one inside it, has a convolutional layer."""
+    return any("Conv" in type(layer).__name__ or has_convolutions(layer) for layer in getattr(network, "layers", ()))
+
+
 def _inputs(network: Any) -> list[Any]:
     try:
         return list(network.inputs or [])

@@ -54,7 +54,7 @@ class SavedAgent:
         return {
             "optimizer": _saved(self.optimizer),
             "metrics": [_saved_metric(m) for m in self._compiled_metrics],
-            "jit_compile": self.jit_compile,  # type: ignore[attr-defined]
+            "jit_compile": self._jit_compile_given,  # type: ignore[attr-defined]
             "steps_per_execution": self.steps_per_execution,  # type: ignore[attr-defined]
         }
 

@@ -9,6 +9,7 @@ A second backend is one more module with the same names:
 * ``repeat(n, kmax, step, init)`` -- ``n`` steps (known at run time) in one compiled loop;
 * ``to_numpy(tree)``;
 * ``device_scope(variables)`` -- the device those variables live on, as a context manager;
+* ``on_cpu(variables)`` -- whether that is a CPU;
 * ``set_threads(intra_op, inter_op)`` -- thread pools of the framework, before its first use.
 """
 
@@ -26,9 +27,10 @@ from rl.backend.tensorflow import (  # noqa: E402
     compile_function,
     device_scope,
     minimize,
+    on_cpu,
     repeat,
     set_threads,
     to_numpy,
 )
 
-__all__ = ["compile_function", "device_scope", "minimize", "repeat", "set_threads", "to_numpy"]
+__all__ = ["compile_function", "device_scope", "minimize", "on_cpu", "repeat", "set_threads", "to_numpy"]

@@ -54,6 +54,11 @@ def _device_of(variable: Any) -> str:
     return getattr(getattr(variable, "value", variable), "device", "") or ""
 
 
+def on_cpu(variables: Iterable[Any]) -> bool:
+    """Whether the first variable lives on a CPU."""
+    return "CPU:" in next((_device_of(v) for v in variables), "CPU:").upper()
+
+
 def to_numpy(tree: Any) -> Any:
     """Converts every tensor of a tree to a NumPy array."""
     return tree_map(lambda x: x.numpy() if hasattr(x, "numpy") else np.asarray(x), tree)
@@ -116,8 +121,8 @@ class CompiledFunction:
         self._jit = jit  # one element, which functions on the same state share
         self._run_eagerly = run_eagerly
         self._plans: dict[tuple, _Plan] = {}
-        scope = device_scope(self._state)
-        self._device = None if isinstance(scope, contextlib.nullcontext) else _device_of(self._state[0])
+        default = isinstance(device_scope(self._state), contextlib.nullcontext)
+        self._device = None if default else _device_of(self._state[0])
 
     @property
     def nb_traces(self) -> int:
@@ -203,13 +208,12 @@ def minimize(
         loss, aux = loss_fn()
         scaled = optimizer.scale_loss(loss)
     gradients = tape.gradient(scaled, list(variables))
-    finite = tf.math.is_finite(loss)
-    if not hasattr(optimizer, "inner_optimizer"):
-        finite &= tf.math.is_finite(tf.linalg.global_norm(gradients))
+    rescales = hasattr(optimizer, "inner_optimizer")
+    finite = tf.math.is_finite(loss if rescales else loss + tf.linalg.global_norm(gradients))
 
     def apply() -> tf.Tensor:
         context = tf.distribute.get_replica_context()
-        if context is None or hasattr(optimizer, "inner_optimizer"):  # a LossScaleOptimizer refuses a merge_call
+        if context is None or rescales:  # a LossScaleOptimizer refuses a merge_call
             optimizer.apply(gradients, variables)
         else:
             # Otherwise Keras sums the gradients over one replica, by an operation whose own gradient TensorFlow
