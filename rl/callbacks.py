@@ -20,13 +20,14 @@ import os
 import shutil
 import sys
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
 import numpy as np
+
+from rl.common.misc_util import warn_user
 
 __all__ = [
     "Callback",
@@ -330,10 +331,13 @@ def _print(text: str, end: str = "\n") -> None:
 
 
 def _number(value: float | None, width: int = 9, digits: int = 4) -> str:
-    """A number with as many decimals as fit into a width of at least 8; '--' where there is none."""
+    """A number with as many decimals as fit into a width of at least 8; '--' where there is none.
+
+    One that would keep a single digit, or none, is written with a power of ten.
+    """
     if value is None or math.isnan(value):
         return "--"
-    if not 0 < abs(value) < 10.0**-digits:
+    if not 0 < abs(value) < 10.0 ** (1 - digits):
         for n in range(digits, -1, -1):
             if len(text := f"{value:.{n}f}") <= width:
                 return text
@@ -653,7 +657,7 @@ class Visualizer(Callback):
         if not self.can_render:
             name = type(getattr(self.env, "unwrapped", self.env)).__name__
             how = "Make it with gymnasium.make(..., render_mode='human'), or pass visualize=False."
-            warnings.warn(f"Nothing to visualize: {name} has no render mode. {how}", stacklevel=2)
+            warn_user(f"Nothing to visualize: {name} has no render mode. {how}")
 
     def on_vector_step_end(self, logs: Any = None) -> None:
         """Shows the environment; several lanes are one picture, so this is no hook of a single lane."""

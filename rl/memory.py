@@ -32,7 +32,6 @@ import copy
 import functools
 import math
 import operator
-import warnings
 from collections import deque, namedtuple
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -40,7 +39,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import keras
 import numpy as np
 
-from rl.common.misc_util import tree_leaves, tree_map
+from rl.common.misc_util import tree_leaves, tree_map, warn_user
 from rl.util import RandomStream
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ def sample_batch_indexes(low: int, high: int, size: int, rng: np.random.Generato
     rng = RandomStream().rng if rng is None else rng
     if high - low >= size:
         return low + rng.choice(high - low, size=size, replace=False)
-    warnings.warn(f"Drew {size} indexes out of only {high - low}: some repeat.", stacklevel=2)
+    warn_user(f"Drew {size} indexes out of only {high - low}: some repeat.")
     return rng.integers(low, high, size=size)
 
 
@@ -465,9 +464,8 @@ class SequentialMemory(Memory):
             raise ValueError("The memory is empty: store transitions before sampling.")
         if self.nb_entries < shape[-1] and not self._warned:
             self._warned = True
-            warnings.warn(
-                f"{self.nb_entries} transitions for a batch of {shape[-1]}: rows repeat. A longer warm-up avoids it.",
-                stacklevel=3,
+            warn_user(
+                f"{self.nb_entries} transitions for a batch of {shape[-1]}: rows repeat. A longer warm-up avoids it."
             )
         if ids is None:
             ids = rng.integers(oldest, end, size=math.prod(shape))

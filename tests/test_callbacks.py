@@ -22,6 +22,7 @@ from rl.callbacks import (
     TrainIntervalLogger,
     Visualizer,
     WandbLogger,
+    _number,
 )
 
 NAN = math.nan
@@ -545,6 +546,12 @@ def test_wide_numbers_stay_in_their_columns(capsys):
         _, header, *rows, _ = lines_of(capsys)
         assert {len(row) for row in rows} == {len(header)}
         assert all(len(row.split()) == 9 for row in rows)
+
+
+def test_small_numbers_keep_two_digits():
+    shown = [_number(x) for x in (0.0, 0.0123, 0.00123, 0.00042, -0.00042, 6.5e-5)]
+    assert shown == ["0.0000", "0.0123", "0.0012", "4.2e-04", "-4.2e-04", "6.5e-05"]
+    assert [_number(x, digits=3) for x in (0.012, 0.0042, -21.0)] == ["0.012", "4.2e-03", "-21.000"]
 
 
 def test_lines_stay_within_100_characters_for_a_million_steps_and_an_annealed_policy(capsys, monkeypatch):

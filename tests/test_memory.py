@@ -501,6 +501,7 @@ def test_fewer_rows_than_a_batch_repeat_and_say_so_once():
         for _ in range(3):
             assert memory.sample_batch(32, k=2).reward.shape == (2, 32)
     assert len(caught) == 1
+    assert caught[0].filename == __file__  # the line of the user, not one of the package
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         filled(1, 1, 100, 32)[0].sample_batch(32, k=4)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import random
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-__all__ = ["set_global_seeds", "tree_leaves", "tree_map", "tree_paths"]
+__all__ = ["set_global_seeds", "tree_leaves", "tree_map", "tree_paths", "warn_user"]
 
 MAX_SEED = 2**32 - 1
 
@@ -118,3 +119,16 @@ def _describe(tree: Any) -> str:
     if isinstance(tree, tuple):
         return f"a tuple of length {len(tree)}"
     return f"a {type(tree).__name__}"
+
+
+def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warns at the line that called into this package, not at the line in it that noticed.
+
+    Args:
+        message: What is wrong, and what mends it.
+        category: The kind of warning. Default `UserWarning`.
+    """
+    level, frame = 2, sys._getframe(1)
+    while frame.f_globals.get("__name__", "").partition(".")[0] == "rl" and frame.f_back is not None:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)

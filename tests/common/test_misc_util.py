@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rl.common.misc_util import set_global_seeds, tree_leaves, tree_map, tree_paths
+from rl.common.misc_util import set_global_seeds, tree_leaves, tree_map, tree_paths, warn_user
 
 Pair = namedtuple("Pair", "left, right")
 
@@ -103,6 +103,15 @@ def test_set_global_seeds_seeds_keras_only_where_it_is_imported(monkeypatch):
     set_global_seeds(3)
     set_global_seeds(None)
     assert calls == [3]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_a_warning_points_at_the_line_that_called_into_the_package(depth):
+    package = {"warn_user": warn_user, "__name__": "rl.deep.module"}
+    exec("def f(n):\n    f(n - 1) if n else warn_user('careful', RuntimeWarning)", package)
+    with pytest.warns(RuntimeWarning, match="careful") as caught:
+        package["f"](depth)
+    assert [w.filename for w in caught] == [__file__]
 
 
 @pytest.mark.timeout(60)

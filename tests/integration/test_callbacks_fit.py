@@ -208,8 +208,9 @@ def test_visualizer_draws_each_vector_step(lanes):
         agent.fit(env, nb_steps=30, visualize=True, verbose=0)
         assert Spy.frames == 30
     else:
-        with pytest.warns(UserWarning, match="Nothing to visualize"):
+        with pytest.warns(UserWarning, match="Nothing to visualize") as caught:
             agent.fit(env, nb_steps=30, callbacks=[Visualizer()], verbose=0)
+        assert caught[0].filename == __file__  # it points at the call of fit
 
 
 def test_callbacks_do_not_disturb_the_training(tmp_path):
