@@ -41,6 +41,14 @@ class ForwardBackward:
                 metrics = self._learn(self.step - 1, 1, _window(self.memory, self.recent_observation))
         return [float("nan")] * len(self.metrics_names) if metrics is None else [float(m) for m in metrics]
 
+    def _check_not_overridden(self) -> None:
+        for name in ("forward", "backward"):
+            if getattr(type(self), name) is not getattr(ForwardBackward, name):
+                raise TypeError(
+                    f"{type(self).__name__} overrides {name}(), which fit() and test() do not call. Override explore() "
+                    "for actions, loss_fn() or train_step() for learning, or drive the agent by hand"
+                )
+
 
 def _window(memory: Any, observation: Any) -> Any:
     """The state `(1, W, *obs)` of the open episode with this observation as its last."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import shutil
 import tempfile
 from typing import Any
 
@@ -108,7 +109,10 @@ class SavedAgent:
             raise FileNotFoundError(f"no weights file at {path}")
         with tempfile.TemporaryDirectory() as folder:  # Keras reads by its own ending only
             link = os.path.join(folder, "network" + _WEIGHTS)
-            os.symlink(os.path.abspath(path), link)
+            try:
+                os.symlink(os.path.abspath(path), link)
+            except OSError:  # a file system or an account without links
+                shutil.copyfile(path, link)
             before = self.model.get_weights()
             try:
                 self.model.load_weights(link)

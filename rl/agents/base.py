@@ -187,6 +187,7 @@ class ReplayAgent(ForwardBackward, Agent):
 
     def prepare(self, driver: Any, observation: Any) -> None:
         """Checks that env, network and memory fit, and makes the compiled functions; see `Agent.prepare`."""
+        self._check_not_overridden()
         self.check_spaces(driver.observation_space, driver.action_space)
         states = tree_map(lambda x: np.repeat(x[:, None], self.memory.window_length, axis=1), observation)
         if self.processor is not None:

@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rl.common.action_spec import python_ints
-from rl.common.misc_util import tree_map
+from rl.common.misc_util import tree_map, tree_paths
 from rl.common.observation_spec import MisfitError, ObservationSpec
 
 __all__ = ["LaneProcessor"]
@@ -57,11 +57,12 @@ class LaneProcessor:
             The tree of arrays ``(len(lanes), *obs)``, through `process_observation`.
 
         Raises:
-            ValueError: If one does not look like the earlier ones or is no array of numbers.
+            ValueError: If one does not look like the earlier ones, is no array of numbers, or is not finite.
         """
         if self._sees:
-            return self._stack([self._processor.process_observation(self._row(given, i)) for i in lanes], lanes)
-        return self._sound(given, lanes)
+            rows = [self._processor.process_observation(self._row(given, i)) for i in lanes]
+            return self._finite_observation(self._stack(rows, lanes), lanes)
+        return self._finite_observation(self._sound(given, lanes), lanes)
 
     def step(
         self, given: Any, reward: Any, terminated: np.ndarray, truncated: np.ndarray, info: Any, begun: np.ndarray
@@ -80,7 +81,7 @@ class LaneProcessor:
             Observations (N, *obs), rewards (N,) float32, infos.
 
         Raises:
-            ValueError: For a bad observation, as `first`, or a reward that is not finite.
+            ValueError: For a bad or non-finite observation, as `first`, or a reward that is not finite.
         """
         if self._steps:
             rows = [self._row(given, i) if self._sees else None for i in self._lanes]
@@ -94,7 +95,7 @@ class LaneProcessor:
                 if bool(done) != ended:
                     terminated[i], truncated[i] = done, ended
         observation = self._stack(rows, self._lanes) if self._sees else self._sound(given, self._lanes)
-        return observation, self._finite(reward), info
+        return self._finite_observation(observation, self._lanes), self._finite(reward), info
 
     def _row(self, observation: Any, lane: int) -> Any:
         """One lane's observation; a copy where it is the env's own object and a processor might change it."""
@@ -117,6 +118,17 @@ class LaneProcessor:
                 f"{self._gave('a bad observation', lanes[error.row])}: {error}. Make all observations number arrays "
                 "of one shape, in the env or in Processor.process_observation."
             ) from None
+
+    def _finite_observation(self, observation: Any, lanes: Sequence[int] | np.ndarray) -> Any:
+        for path, leaf in tree_paths(observation):
+            if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+                row = int(np.flatnonzero(~np.isfinite(leaf.reshape(len(leaf), -1)).all(axis=1))[0])
+                raise ValueError(
+                    f"{self._gave('an observation with NaN or infinity', lanes[row])}: observation{path} is "
+                    f"{leaf[row]}. Nothing of the step was stored. Replace such values in the env or in "
+                    "Processor.process_observation."
+                )
+        return observation
 
     def _finite(self, reward: Any) -> np.ndarray:
         with np.errstate(all="ignore"):

@@ -345,3 +345,32 @@ def test_training_by_hand_with_forward_and_backward():
             agent.backward(0.0, terminal=False)
     assert agents[0].run_state.nb_updates > 30
     assert np.isfinite(metrics).all()
+
+
+@pytest.mark.parametrize("name", ["forward", "backward"])
+def test_overriding_what_fit_does_not_call_is_refused(name):
+    subclass = type("Old", (DQNAgent,), {name: lambda self, *args, **kwargs: None})
+    agent = subclass(network(), nb_actions=3, memory=SequentialMemory(100, window_length=1))
+    agent.compile("adam", jit_compile=False)
+    with pytest.raises(TypeError, match=rf"Old overrides {name}\(\).*explore"):
+        agent.fit(Counting(), nb_steps=5, verbose=0)
+    assert agent.step == 0
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_bad_observation_is_named_and_not_stored(lanes, bad):
+    class Poisoned(Counting):
+        def _obs(self):
+            once = self.number == 0 and self.total == 25 and not hasattr(self, "done")
+            if once:
+                self.done = True
+            return np.array([self.number, bad if once else 1, 2], np.float32)
+
+    env = Poisoned() if lanes == 1 else DummyVecEnv([lambda i=i: Poisoned(i) for i in range(lanes)])
+    agent = make_agent()
+    with pytest.raises(ValueError, match="an observation with NaN or infinity in lane 0, step"):
+        agent.fit(env, nb_steps=200, verbose=0)
+    assert agent.memory.nb_entries == 24 * lanes
+    agent.fit(env, nb_steps=20, verbose=0)  # the memory is clean: training can go on
+    assert np.isfinite(weights(agent)[0]).all()
