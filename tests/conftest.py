@@ -2,6 +2,7 @@
 
 import faulthandler
 import os
+import signal
 import sys
 
 # Before anything imports TensorFlow: it reads these once, and worker processes inherit them.
@@ -10,6 +11,11 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
 import pytest
+
+# A shell starts background jobs with Ctrl-C ignored, and what is ignored is inherited: the tests of interrupts, and the
+# scripts that they start, need the usual handler.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _WATCHDOG_FD = pytest.StashKey[int]()
 

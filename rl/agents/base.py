@@ -278,7 +278,10 @@ class ReplayAgent(ForwardBackward, Agent):
         """Takes the gradient steps owed for the env steps after `before`, and the hard target copies among them."""
         state = self.run_state
         self._ahead = (None, None)
-        if self.memory.nb_entries == 0:
+        # A loaded agent is past its warm-up, but its memory is empty: no update before it holds a batch, and none after
+        # for the steps until then.
+        warm = min(self.batch_size, self.nb_steps_warmup // self.memory_interval)
+        if self.memory.nb_entries < max(1, warm):
             return None
         first = max(before, self.nb_steps_warmup)
         state.owed += max(0, state.step // self.train_interval - first // self.train_interval)

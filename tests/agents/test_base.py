@@ -374,3 +374,13 @@ def test_a_bad_observation_is_named_and_not_stored(lanes, bad):
     assert agent.memory.nb_entries == 24 * lanes
     agent.fit(env, nb_steps=20, verbose=0)  # the memory is clean: training can go on
     assert np.isfinite(weights(agent)[0]).all()
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_past_the_warm_up_with_an_empty_memory_waits_for_a_batch_and_catches_nothing_up(lanes):
+    agent = make_agent()  # batches of 8
+    agent.step = 1000  # as after loading
+    agent.fit(make_env(lanes), nb_steps=6, verbose=0)
+    assert agent.run_state.nb_updates == 0
+    agent.fit(make_env(lanes), nb_steps=24, verbose=0)
+    assert agent.run_state.nb_updates == 30 - (7 if lanes == 1 else 6)
