@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 from rl.common.vec_env.base import VecEnv
+from rl.common.vec_env.copies import CopyPool
 from rl.common.vec_env.engine import Engine, Job
 from rl.common.vec_env.errors import (
     AlreadySteppingError,
@@ -81,7 +82,7 @@ class LaneVecEnv(VecEnv):
         self._results = (arena.reward[lanes], arena.terminated[lanes], arena.truncated[lanes])
         tree = engine.observation_tree
         self._plain = [part[0][lanes] for part in arena.observation] if tree.is_leaf and tree.arrays else []
-        self._copy = copy
+        self._copy, self._copies = copy, CopyPool()
         self._on_bad_info = on_bad_info
         self._timeout = timeout
         self._disabled = autoreset_mode == AutoresetMode.DISABLED
@@ -287,7 +288,7 @@ class LaneVecEnv(VecEnv):
         tree, sets = engine.observation_tree, engine.arena.observation
         if target is not None and self._plain:
             rows = self._plain[target]
-            return rows.copy() if copy else rows.view()
+            return self._copies.copy(rows) if copy else rows.view()
         leaves: list[Any] = []
         for k, leaf in enumerate(tree.leaves):
             if leaf.dtype is None:
@@ -295,7 +296,7 @@ class LaneVecEnv(VecEnv):
                 leaves.append([engine.objects[k][i] for i in numbers])
             elif target is not None:
                 rows = sets[target][k][lanes]
-                leaves.append(rows.copy() if copy else rows)
+                leaves.append(self._copies.copy(rows) if copy else rows)
             else:
                 leaves.append(np.concatenate([sets[engine.target[g]][k][slice(*engine.bounds[g])] for g in groups]))
         return tree.join(leaves)
