@@ -86,7 +86,7 @@ class SubprocVecEnv(LaneVecEnv):
         step_timeout: float | None = None,
         start_timeout: float = 60.0,
         worker_env: Mapping[str, str | None] | None = None,
-        spin_us: float = 50.0,
+        spin_us: float = 150.0,
         import_main: bool = False,
     ) -> None:
         check_platform()
