@@ -131,10 +131,9 @@ class CompiledFunction:
 
     def __call__(self, *args: Any) -> Any:
         """Runs the function on trees of NumPy arrays and returns trees of them."""
-        if self._device is not None:  # entering a device scope costs microseconds: only where it is not the default
-            with tf.device(self._device):
-                return self._call(args)
-        return self._call(args)
+        # Entering a device scope costs microseconds: only where it is not the default.
+        with tf.device(self._device) if self._device else contextlib.nullcontext():
+            return self._call(args)
 
     def _call(self, args: tuple) -> Any:
         leaves = [x if isinstance(x, np.ndarray) else np.asarray(x) for x in tf.nest.flatten(args)]

@@ -88,6 +88,8 @@ def make_gym_env(
         raise TypeError("wrapper_class_kwargs was given without wrapper_class: there is no class to take it.")
     if wrapper_class is not None and not callable(wrapper_class):
         raise TypeError(f"wrapper_class must be a class or function that takes an env, got {wrapper_class!r}.")
+    if {"num_envs", "n_envs"} & vec_env_kwargs.keys():
+        raise TypeError("make_gym_env() calls the number of environments num_env, as keras-rl did.")
     maker, module = _resolve_env(env_id)
     env_kwargs = dict(env_kwargs or {})
     if "time_limit" in checked_wrapper_kwargs and "max_episode_steps" in env_kwargs and isinstance(maker, EnvSpec):
@@ -480,7 +482,8 @@ def _make_vec_env(
         choice, why = _choose(env_fns, may_be_dummy, vec_env_kwargs)
         if verbose:
             where = "in this process" if choice is None else f"in {choice} worker process{'es' * (choice > 1)}"
-            print(f"make_gym_env: workers='auto' runs {len(env_fns)} environments {where}: {why}.")
+            envs = f"{len(env_fns)} environment{'s' * (len(env_fns) > 1)}"
+            print(f"make_gym_env: workers='auto' runs {envs} {where}: {why}.")
         if choice is None:
             return DummyVecEnv(env_fns, **vec_env_kwargs)
         return cls(env_fns, workers=choice, **vec_env_kwargs)
@@ -514,6 +517,8 @@ def _choose(
     nb_workers, why = choose_workers(len(env_fns), probe)
     saved = len(env_fns) * probe.seconds * (1 - 1 / nb_workers)
     if may_be_dummy and not probe.waits and saved < ROUND_TRIP:
+        if len(env_fns) == 1:
+            return None, "one environment alone gains nothing from a process of its own"
         return None, (
             f"a step takes {probe.seconds * 1e6:.0f} us, so {nb_workers} workers would save {saved * 1e6:.0f} us per "
             f"vector step; talking to them costs more, about {ROUND_TRIP * 1e6:.0f} us"

@@ -643,3 +643,15 @@ def test_the_scripts_of_the_documentation_run(tmp_path):
     page = (root / "docs/vector_envs.md").read_text("utf-8")
     positions = [page.index(f"`{key}=") for key in WRAPPER_KEYS]
     assert positions == sorted(positions)
+
+
+@pytest.mark.parametrize("name", ["num_envs", "n_envs"])
+def test_other_names_of_the_number_of_environments_are_told_the_right_one(name):
+    with pytest.raises(TypeError, match="num_env, as"):
+        make_gym_env("CartPole-v1", **{name: 2})
+
+
+def test_workers_auto_says_so_of_a_single_environment(capsys):
+    with make_gym_env("CartPole-v1", 1, workers="auto") as env:
+        assert env.num_envs == 1
+    assert "runs 1 environment in this process: one environment alone" in capsys.readouterr().out
