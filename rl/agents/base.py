@@ -145,8 +145,8 @@ class ReplayAgent(ForwardBackward, Agent):
             metrics: Keras metrics, their names or functions; they compare the TD target with the prediction Q(s, a).
                 Functions that the agent logs anyway (keras-rl's `mean_q`) are left out.
             jit_compile: Compile with XLA. "auto": on CPUs too, where small networks gain several times, but not for
-                convolutions on a CPU, which lose (many times, with several gradient steps per call). A layer that XLA
-                refuses makes it fall back to a plain graph with one warning.
+                convolutions on a CPU, which take ten times as long with several gradient steps per call. A layer that
+                XLA refuses makes it fall back to a plain graph with one warning.
             steps_per_execution: Collect this many gradient steps before taking them, in one compiled call.
             run_eagerly: Compile nothing, for debugging.
 
