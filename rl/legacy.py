@@ -38,7 +38,7 @@ class ForwardBackward:
         if self.training:
             self.run_state.step += 1
             if self.memory.nb_entries > 1:  # the newest row lacks its successor still
-                metrics = self._learn(self.step - 1, 1, _window(self.memory, self.recent_observation))
+                metrics = self._learn(self.step - 1, 1, lambda: _window(self.memory, self.recent_observation))
         return [float("nan")] * len(self.metrics_names) if metrics is None else [float(m) for m in metrics]
 
     def _check_not_overridden(self) -> None:

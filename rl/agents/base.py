@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -157,8 +158,7 @@ class ReplayAgent(ForwardBackward, Agent):
         whole = int(steps_per_execution) == steps_per_execution >= 1
         require("steps_per_execution", steps_per_execution, whole, "a whole number of at least 1")
         require("jit_compile", jit_compile, jit_compile in (True, False, "auto"), "True, False or 'auto'")
-        convolutions = backend.on_cpu(self.model.variables) and has_convolutions(self.model)
-        slow_with_xla = jit_compile == "auto" and convolutions
+        slow_with_xla = jit_compile == "auto" and backend.on_cpu(self.model.variables) and has_convolutions(self.model)
         self._jit_compile_given = jit_compile
         with backend.device_scope(self.model.variables):
             optimizer = get_optimizer(optimizer)  # one given by name gets its variables here
@@ -194,8 +194,7 @@ class ReplayAgent(ForwardBackward, Agent):
             learns, self.processor.training = self.processor.training, False  # only the shape is wanted here
             states = self._processed(states)
             self.processor.training = learns
-        targets = [target for target, source in self.targets() if source is self.model]
-        for network in (self.model, *targets):
+        for network in (self.model, *[target for target, source in self.targets() if source is self.model]):
             check_fit(network, states, self.nb_actions, type(self).__name__)
         self._make_functions()
 
@@ -268,13 +267,14 @@ class ReplayAgent(ForwardBackward, Agent):
             return None
         self.memory.extend(transition, store)
         nb_steps = int(np.count_nonzero(transition.valid))
-        metrics = self._learn(state.step - nb_steps, len(transition.valid), self._states(transition.next_observation))
+        following = transition.next_observation
+        metrics = self._learn(state.step - nb_steps, len(transition.valid), lambda: self._states(following))
         if metrics is not None:
             # Where no episode ended the driver hands out this very object as the next observation.
-            self._ahead = (transition.next_observation, self._ahead[1])
+            self._ahead = (following, self._ahead[1])
         return metrics
 
-    def _learn(self, before: int, nb_lanes: int, next_states: Any) -> np.ndarray | None:
+    def _learn(self, before: int, nb_lanes: int, next_states: Callable[[], Any]) -> np.ndarray | None:
         """Takes the gradient steps owed for the env steps after `before`, and the hard target copies among them."""
         state = self.run_state
         self._ahead = (None, None)
@@ -303,7 +303,7 @@ class ReplayAgent(ForwardBackward, Agent):
         extra = [value for source in self._loggers() for value in source.metrics]
         return np.concatenate([means, extra]) if extra else means
 
-    def _update(self, k: int, kmax: int, next_states: Any) -> np.ndarray:
+    def _update(self, k: int, kmax: int, next_states: Callable[[], Any]) -> np.ndarray:
         """Takes k gradient steps in one compiled call, which looks ahead to the next action, too."""
         batch = self.memory.sample_batch(self.batch_size, k=k, gamma=self.gamma)
         if self.processor is not None:
@@ -312,7 +312,7 @@ class ReplayAgent(ForwardBackward, Agent):
         if k < kmax:
             fields = tree_map(lambda x: np.concatenate([x, np.zeros((kmax - k, *x.shape[1:]), x.dtype)]), fields)
         self._make_functions()
-        metrics, outputs = self._functions[1](fields, np.int32(k), self._processed(next_states))
+        metrics, outputs = self._functions[1](fields, np.int32(k), self._processed(next_states()))
         self.run_state.nb_updates += k
         if not np.isfinite(metrics[0]):
             raise FloatingPointError(
