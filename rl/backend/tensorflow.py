@@ -188,7 +188,11 @@ def compile_function(
 
 
 def minimize(
-    loss_fn: Callable, variables: Sequence[Any], optimizer: Any, others: Sequence[Any] = ()
+    loss_fn: Callable,
+    variables: Sequence[Any],
+    optimizer: Any,
+    others: Sequence[Any] = (),
+    max_norm: float | None = None,
 ) -> tuple[tf.Tensor, Any]:
     """Takes one gradient step, unless the loss or a gradient is not finite: then nothing is changed.
 
@@ -198,6 +202,7 @@ def minimize(
         optimizer: A built Keras optimizer. Under ``mixed_float16`` a `LossScaleOptimizer`, which skips steps with
             overflowing gradients itself, so that only the loss is checked here.
         others: Variables that the loss function itself may assign, such as moving statistics.
+        max_norm: A gradient of a larger global norm is scaled down to it, before any clipping of the optimizer's own.
 
     Returns:
         ``(loss, aux)``. The loss is NaN where the step was left out.
@@ -208,7 +213,10 @@ def minimize(
         scaled = optimizer.scale_loss(loss)
     gradients = tape.gradient(scaled, list(variables))
     rescales = hasattr(optimizer, "inner_optimizer")
-    finite = tf.math.is_finite(loss if rescales else loss + tf.linalg.global_norm(gradients))
+    norm = tf.linalg.global_norm(gradients)
+    finite = tf.math.is_finite(loss if rescales else loss + norm)
+    if max_norm is not None:  # the gradients carry the loss's scale, so the bound does, too
+        gradients, _ = tf.clip_by_global_norm(gradients, optimizer.scale_loss(tf.constant(max_norm)), use_norm=norm)
 
     def apply() -> tf.Tensor:
         context = tf.distribute.get_replica_context()

@@ -9,7 +9,7 @@ import pytest
 
 from rl.callbacks import Callback
 from rl.common.vec_env import SubprocVecEnv, WorkerDiedError
-from tests.agents.test_base import make_agent
+from tests.agents.test_replay import make_agent
 from tests.toy_envs import Counting
 
 

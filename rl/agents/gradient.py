@@ -1,0 +1,221 @@
+"""`GradientAgent`: what agents share that learn by gradient steps, several of them in one compiled call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from keras import ops
+
+from rl import backend
+from rl.common.misc_util import tree_leaves, tree_map
+from rl.core import Agent
+from rl.networks import feed, has_convolutions
+from rl.util import get_metrics, get_optimizer, require
+
+
+class GradientAgent(Agent):
+    """An agent with a network, a loss, an optimizer and compiled functions; it does not know where batches come from.
+
+    A subclass sets `self.model` and implements `loss_fn`, which `train_step` minimises. `ReplayAgent` draws batches
+    from a memory, `RolloutAgent` makes them of the latest steps.
+
+    Args:
+        **kwargs: Passed to `Agent`.
+    """
+
+    logged: tuple[str, ...] = ()  # names of what `loss_fn` logs beside the loss
+    measured: tuple[str, ...] = ()  # names of what is logged once per compiled call, not per gradient step
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        self._functions: Any = None
+
+    # ---- what an algorithm implements -------------------------------------------------------------------------
+
+    def loss_fn(self, batch: Any) -> tuple[Any, Any, Any, dict[str, Any]]:
+        """The loss of a batch of tensors.
+
+        Returns:
+            `(loss, target, prediction, logs)`: a float32 scalar; what user metrics compare, each `(B,)`; one scalar
+            per name in `logged`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must implement loss_fn(batch)")
+
+    def train_step(self, batch: Any) -> dict[str, Any]:
+        """One gradient step on `loss_fn`; compiled. Returns `loss` and the names in `logged`."""
+        return self.gradient_step(batch)
+
+    def gradient_step(self, batch: Any, weight: Any = None, max_norm: float | None = None) -> dict[str, Any]:
+        """Minimises `loss_fn` and the layers' regularisers by one step, and updates the user's metrics; compiled.
+
+        Args:
+            batch: What `loss_fn` takes.
+            weight: `(B,)` weights of the rows in the metrics. Default: all the same.
+            max_norm: Scale the gradient down to this global norm where it is longer. Default: never.
+
+        Returns:
+            `loss` and the names in `logged`.
+        """
+
+        def loss_fn() -> tuple[Any, tuple]:
+            loss, target, prediction, logs = self.loss_fn(batch)
+            for penalty in self.model.losses:  # the layers' regularisers
+                loss += ops.cast(penalty, "float32")
+            return loss, (target, prediction, logs)
+
+        learnt, others = self.model.trainable_variables, self.model.non_trainable_variables
+        loss, (target, prediction, logs) = backend.minimize(loss_fn, learnt, self.optimizer, others, max_norm)
+        for metric in self._compiled_metrics:
+            metric.update_state(target, prediction, **({} if weight is None else {"sample_weight": weight}))
+        return {"loss": loss, **logs}
+
+    def gradient_steps(self, n: Any, kmax: int, batch_at: Callable[[Any], Any], stops: Any = None) -> tuple[Any, Any]:
+        """Takes gradient steps in one compiled loop; called while compiling.
+
+        Args:
+            n: Number of steps, an int32 scalar known only at run time.
+            kmax: Its upper bound, known when compiled.
+            batch_at: Maps a step's index to its batch.
+            stops: Maps a step's logs to whether it is the last one, or None: all n are taken.
+
+        Returns:
+            `(metrics, taken)`: means over the steps, in the order of `metrics_names`; their number, float32.
+        """
+        for metric in self._compiled_metrics:
+            metric.reset_state()
+        names = ("loss", *self.logged)
+
+        def step(i: Any, sums: Any) -> Any:
+            logs = self.train_step(batch_at(i))
+            values = ops.stack([ops.cast(logs[name], "float32") for name in names])
+            if stops is None:
+                return sums + ops.append(values, 1.0)
+            taken, go = sums[-2] + 1.0, ops.cast(ops.logical_not(stops(logs)), "float32")
+            return ops.concatenate([sums[:-2] + values, ops.stack([taken, go])])
+
+        if stops is None:
+            sums = backend.repeat(n, kmax, step, ops.zeros(len(names) + 1))
+        else:  # the last entry says whether to go on
+
+            def step_or_not(i: Any, sums: Any) -> Any:
+                return ops.cond(sums[-1] > 0, lambda: step(i, sums), lambda: sums)
+
+            start = ops.append(ops.zeros(len(names) + 1), 1.0)
+            sums = backend.repeat(n, kmax, step_or_not, start)
+        taken = sums[len(names)]
+        means = sums[: len(names)] / taken
+        results = [ops.cast(m.result(), "float32") for m in self._compiled_metrics]
+        return ops.concatenate([means[:1], ops.stack(results), means[1:]]) if results else means, taken
+
+    def call(self, states: Any, training: bool = False) -> Any:
+        """The policy network's output for states `(B, W, *obs)`, in float32."""
+        return ops.cast(self.model(feed(self.model, states), training=training), "float32")
+
+    # ---- set-up -------------------------------------------------------------------------------------------------
+
+    def compile(
+        self,
+        optimizer: Any = "adam",
+        metrics: list[Any] | None = None,
+        jit_compile: bool | str = "auto",
+        steps_per_execution: int = 1,
+        run_eagerly: bool = False,
+    ) -> None:
+        """Configures the agent for training.
+
+        Args:
+            optimizer: A Keras optimizer or its name. Under `mixed_float16` it is wrapped in a `LossScaleOptimizer`.
+            metrics: Keras metrics, their names or functions; they compare the target of the value with its prediction.
+                Functions that the agent logs anyway (keras-rl's `mean_q`) are left out.
+            jit_compile: Compile with XLA. "auto": on CPUs too, where small networks gain several times, but not for
+                convolutions on a CPU, which take ten times as long with several gradient steps per call. A layer that
+                XLA refuses makes it fall back to a plain graph with one warning.
+            steps_per_execution: Collect this many gradient steps before taking them, in one compiled call.
+            run_eagerly: Compile nothing, for debugging.
+
+        Raises:
+            TypeError: The optimizer is none of Keras'.
+            ValueError: Two metrics have the same name, or `steps_per_execution` is out of range.
+        """
+        whole = int(steps_per_execution) == steps_per_execution >= 1
+        require("steps_per_execution", steps_per_execution, whole, "a whole number of at least 1")
+        require("jit_compile", jit_compile, jit_compile in (True, False, "auto"), "True, False or 'auto'")
+        slow_with_xla = jit_compile == "auto" and backend.on_cpu(self.model.variables) and has_convolutions(self.model)
+        self._jit_compile_given = jit_compile
+        with backend.device_scope(self.model.variables):
+            optimizer = get_optimizer(optimizer)  # one given by name gets its variables here
+            resolved = get_metrics(metrics or [], (*self.logged, *self.measured))
+            super().compile(
+                optimizer=optimizer,
+                jit_compile=bool(jit_compile) and not slow_with_xla and not run_eagerly,
+                run_eagerly=run_eagerly,
+                steps_per_execution=steps_per_execution,
+            )
+            self.optimizer.build(self.model.trainable_variables)
+        # Held in an object that Keras does not look into: once a model was called, it refuses new state.
+        self._compiled_metrics = Untracked(resolved)
+        self._functions = None
+        for stream in self.random_streams():  # seeded now, so that a test before the first fit changes nothing
+            stream.get_random_state()
+
+    @property
+    def metrics_names(self) -> list[str]:
+        """`loss`, the metrics given to `compile`, what the algorithm logs, the policy's and the processor's."""
+        names = ["loss", *[m.name for m in self._compiled_metrics], *self.logged, *self.measured]
+        return names + [name for source in self._loggers() for name in source.metrics_names]
+
+    def _loggers(self) -> list[Any]:
+        return [x for x in (getattr(self, "policy", None), self.processor) if x is not None]
+
+    def _with_logged(self, metrics: np.ndarray) -> np.ndarray:
+        """Metrics of a call, and what policy and processor log beside them."""
+        extra = [value for source in self._loggers() for value in source.metrics]
+        return np.concatenate([metrics, extra]) if extra else metrics
+
+    def check_spaces(self, observation_space: Any, action_space: Any) -> None:
+        """Raises `ValueError` where the algorithm cannot work with an env's spaces."""
+
+    def _make_functions(self) -> None:
+        """Makes the compiled functions unless there are some."""
+        if self._functions is None:
+            self._check_compiled("evaluate")
+            state, functions = [*self.variables, *self.optimizer.variables], self._functions_to_compile()
+            first = backend.compile_function(functions[0], state, self.jit_compile, self.run_eagerly)
+            more = [backend.compile_function(f, state, run_eagerly=self.run_eagerly, like=first) for f in functions[1:]]
+            self._functions = Untracked([first, *more])
+
+    def _functions_to_compile(self) -> list[Callable]:
+        raise NotImplementedError
+
+    def _example_states(self, observation: Any, window_length: int) -> Any:
+        """States as the network will be given them, made of a first observation, for checks of shapes."""
+        states = tree_map(lambda x: np.repeat(x[:, None], window_length, axis=1), observation)
+        if self.processor is not None:
+            learns, self.processor.training = self.processor.training, False  # only the shape is wanted here
+            states = self._processed(states)
+            self.processor.training = learns
+        return states
+
+    def _processed(self, states: Any, nb_axes: int = 1) -> Any:
+        """States with one (B) or two (k, B) leading axes after the processor, which knows batches of one."""
+        if self.processor is None:
+            return states
+        leading = tree_leaves(states)[0].shape[:nb_axes]
+        flat = tree_map(lambda x: x.reshape(-1, *x.shape[nb_axes:]), states)
+        flat = self.processor.process_state_batch(flat)
+        flat = tuple(flat) if isinstance(flat, list) else flat  # one batch per input, as keras-rl's processors give it
+        return tree_map(lambda x: np.reshape(x, (*leading, *x.shape[1:])), flat)
+
+    def _check_finite(self, loss: float, advice: str) -> None:
+        if not np.isfinite(loss):
+            raise FloatingPointError(
+                f"The loss is {loss} at env step {self.step} (gradient step {self.run_state.nb_updates}). The "
+                "weights are the last good ones. Usual causes: rewards or observations that are huge or NaN, a "
+                f"learning rate that is too high (try {advice})"
+            )
+
+
+class Untracked(tuple):
+    """A tuple that Keras' attribute tracking leaves alone."""
