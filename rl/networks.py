@@ -1,13 +1,25 @@
-"""Between states and Keras networks: which part of an observation feeds which input, and whether they fit."""
+"""Between states and Keras networks: which part of an observation feeds which input, whether they fit, ready-made ones.
+
+The networks made here start as those of the published results do: orthogonal kernels (Saxe et al., 2014,
+arXiv:1312.6120) of gain sqrt(2) and zero biases, a policy head of gain 0.01, so that the first policy hardly depends on
+the state, and a value head of gain 1 (Andrychowicz et al., 2021, arXiv:2006.05990, on what that is worth).
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import keras
-from keras import ops
+import numpy as np
+from gymnasium import spaces
+from keras import layers, ops
 
-from rl.common.misc_util import tree_leaves, tree_map
+from rl.common.misc_util import tree_leaves, tree_map, tree_paths
+from rl.common.single_env import as_lanes
+
+_MIN_IMAGE = 36  # pixels: the smallest edge of which the three convolutions leave something
 
 
 def feed(network: Any, states: Any) -> Any:
@@ -103,6 +115,200 @@ def check_output(network: Any, nb_outputs: int, owner: str) -> None:
 def has_convolutions(network: Any) -> bool:
     """Whether a network, or one inside it, has a convolutional layer."""
     return any("Conv" in type(layer).__name__ or has_convolutions(layer) for layer in getattr(network, "layers", ()))
+
+
+def mlp(
+    input_shape: Sequence[int],
+    nb_outputs: int,
+    hidden: Sequence[int] = (64, 64),
+    activation: Any = "tanh",
+    output_gain: float = 1.0,
+    name: str | None = None,
+) -> keras.Model:
+    """Makes a network of dense layers.
+
+    Args:
+        input_shape: Of one state, without the batch axis: `env.observation_space.shape`, or `(W, *obs)` for a window of
+            W observations. It is flattened.
+        nb_outputs: Number of outputs.
+        hidden: Units of each hidden layer.
+        activation: Of the hidden layers, as Keras takes it.
+        output_gain: Gain of the last layer's orthogonal kernel: 0.01 for a policy, 1 (the default) for values.
+        name: The model's name.
+
+    Returns:
+        A model from `(B, *input_shape)` to `(B, nb_outputs)`, float32 under any dtype policy.
+    """
+    x = keras.Input(tuple(input_shape))
+    return _network([x], [layers.Flatten()(x)], hidden, activation, [(nb_outputs, output_gain)], name)
+
+
+def nature_cnn(
+    input_shape: Sequence[int],
+    nb_outputs: int,
+    output_gain: float = 1.0,
+    dtype: str = "uint8",
+    name: str | None = None,
+) -> keras.Model:
+    """Makes the convolutional network of Mnih et al. (2015), doi:10.1038/nature14236.
+
+    Convolutions of 32 filters of 8 x 8 with stride 4, 64 of 4 x 4 with stride 2 and 64 of 3 x 3 with stride 1, then 512
+    dense units, all with ReLU.
+
+    Differs from the paper in: initialisation (see the module), and any image from 36 x 36 up is taken.
+
+    Args:
+        input_shape: Of one state. The only two neighbouring axes of at least 36 each are height and width; all others,
+            wherever they stand, are stacked frames and channels and become the channels of the first convolution:
+            `(4, 84, 84)`, `(84, 84, 4)`, `(84, 84)`, `(4, 84, 84, 3)` and `(4, 3, 84, 84)` will do.
+        nb_outputs: Number of outputs.
+        output_gain: Gain of the last layer's orthogonal kernel: 0.01 for a policy, 1 (the default) for values.
+        dtype: Of the images. "uint8" (the default) is scaled to [0, 1], anything else is taken as it is.
+        name: The model's name.
+
+    Returns:
+        A model from `(B, *input_shape)` to `(B, nb_outputs)`, float32 under any dtype policy.
+
+    Raises:
+        ValueError: If the image is too small, or more than two axes could be its height and width.
+    """
+    x = keras.Input(tuple(input_shape), dtype=dtype)
+    return _network([x], [_nature_trunk(x)], (), None, [(nb_outputs, output_gain)], name)
+
+
+def actor_critic(
+    env: Any, hidden: Sequence[int] | None = None, activation: Any = "tanh"
+) -> tuple[keras.Model, keras.Model | None]:
+    """Makes the networks of a policy and of its value function for an environment.
+
+    From vectors, two networks like those of `mlp`. From images, one that both share: the layers of `nature_cnn`, then a
+    head for each, so `PPOAgent(*actor_critic(env), env.action_space)` fits either. Of a `Dict` or `Tuple` space every
+    part is an input of its own; what comes of the parts is concatenated. A part that is
+
+    - a `Box` of uint8 with two or more axes, or of floats from 0 to 1 with three or more, is an image;
+    - any other `Box`, a `MultiDiscrete` or a `MultiBinary`, is flattened, as floats;
+    - a `Discrete` becomes one-hot.
+
+    The policy has one output per action of a `Discrete` space, `sum(nvec)` for `MultiDiscrete`, and one per component
+    of a `MultiBinary` or a `Box` (its means).
+
+    Args:
+        env: A `gymnasium.Env`, a `VecEnv` or a `gymnasium.vector.VectorEnv`, with declared spaces.
+        hidden: Units of each hidden layer between the (concatenated) parts and the heads. By default `(64, 64)`, and
+            none where all parts are images, which have their 512.
+        activation: Of those hidden layers, as Keras takes it.
+
+    Returns:
+        `(actor, critic)` with outputs `(B, n)` and `(B, 1)`, or `(model, None)` where the model has both as outputs.
+
+    Raises:
+        ValueError: For a space that is none of these, or an image that `nature_cnn` refuses.
+        TypeError: If `env` is no environment.
+    """
+    lanes = as_lanes(env)
+    policy, value = (_nb_policy_outputs(lanes.action_space), 0.01), (1, 1.0)
+    space = lanes.observation_space
+    images = [_is_image(part) for _, part in tree_paths(space)]
+    units: Sequence[int] = hidden if hidden is not None else () if all(images) else (64, 64)
+    if any(images):
+        return _network(*_inputs_and_features(space), units, activation, [policy, value], "actor_critic"), None
+    actor = _network(*_inputs_and_features(space), units, activation, [policy], "actor")
+    return actor, _network(*_inputs_and_features(space), units, activation, [value], "critic")
+
+
+def _network(
+    inputs: list[Any],
+    features: list[Any],
+    hidden: Sequence[int],
+    activation: Any,
+    heads: Sequence[tuple[int, float]],
+    name: str | None,
+) -> keras.Model:
+    """Features `(B, n)` of each input, concatenated, through dense layers to heads of `(nb_outputs, gain)`."""
+    x = layers.Concatenate()(features) if len(features) > 1 else features[0]
+    for units in hidden:
+        x = layers.Dense(units, activation, kernel_initializer=_orthogonal())(x)
+    # float32, since probabilities and values from float16 are too coarse to learn from.
+    outputs = [layers.Dense(n, kernel_initializer=_orthogonal(gain), dtype="float32")(x) for n, gain in heads]
+    return keras.Model(_only(inputs), _only(outputs), name=name)
+
+
+def _only(tensors: list[Any]) -> Any:
+    return tensors if len(tensors) > 1 else tensors[0]
+
+
+def _orthogonal(gain: float = math.sqrt(2)) -> keras.initializers.Initializer:
+    return keras.initializers.Orthogonal(gain)  # one for each layer: an initializer repeats itself
+
+
+def _nature_trunk(x: Any) -> Any:
+    """The layers of `nature_cnn` below its head."""
+    shape = tuple(x.shape[1:])
+    edges = [i for i in range(len(shape) - 1) if min(shape[i : i + 2]) >= _MIN_IMAGE]
+    if len(edges) != 1:
+        raise ValueError(
+            f"Expected images with exactly two neighbouring axes of at least {_MIN_IMAGE}, height and width, and all "
+            f"others (channels, stacked frames) smaller, got shape {shape}. Fix: "
+            + (
+                f"fewer than {_MIN_IMAGE} channels and frames each"
+                if edges
+                else "gymnasium.wrappers.ResizeObservation(env, (84, 84)), or FlattenObservation where it is no image"
+            )
+        )
+    height, width = edges[0], edges[0] + 1
+    others = [axis for axis in range(len(shape)) if axis not in (height, width)]
+    if others and others[0] < height:
+        x = layers.Permute([axis + 1 for axis in (height, width, *others)])(x)
+    if len(others) != 1:
+        x = layers.Reshape((shape[height], shape[width], math.prod(shape[axis] for axis in others)))(x)
+    if x.dtype == "uint8":
+        x = layers.Rescaling(1.0 / 255.0)(x)
+    for filters, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+        x = layers.Conv2D(filters, size, stride, activation="relu", kernel_initializer=_orthogonal())(x)
+    return layers.Dense(512, "relu", kernel_initializer=_orthogonal())(layers.Flatten()(x))
+
+
+def _is_image(space: Any) -> bool:
+    if not isinstance(space, spaces.Box):
+        return False
+    nb_axes = len(space.shape)
+    if space.dtype == np.uint8:
+        return nb_axes >= 2
+    return nb_axes >= 3 and space.dtype.kind == "f" and bool(np.all(space.low == 0) and np.all(space.high == 1))
+
+
+def _inputs_and_features(space: Any) -> tuple[list[Any], list[Any]]:
+    """An input for each part of an observation space, named as `feed` looks for it, and the features made of it."""
+    parts = tree_paths(space)
+    is_flat = isinstance(space, spaces.Dict) and not any(
+        isinstance(part, spaces.Dict | spaces.Tuple) for part in space.values()
+    )
+    inputs, features = [], []
+    for (path, part), name in zip(parts, space if is_flat else [None] * len(parts), strict=True):
+        if isinstance(part, spaces.Discrete):
+            inputs.append(keras.Input((), dtype="int32", name=name))
+            features.append(ops.one_hot(inputs[-1] - int(part.start), int(part.n)))
+        elif _is_image(part):
+            inputs.append(keras.Input(part.shape, dtype=part.dtype.name, name=name))
+            features.append(_nature_trunk(inputs[-1]))
+        elif isinstance(part, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
+            inputs.append(keras.Input(part.shape, name=name))
+            features.append(layers.Flatten()(inputs[-1]))
+        else:
+            raise ValueError(
+                f"actor_critic cannot make a network for observation{path} of the space {part}: it knows Box, "
+                "Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of those. Fix: build the networks yourself"
+            )
+    return inputs, features
+
+
+def _nb_policy_outputs(space: Any) -> int:
+    if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary | spaces.Box):
+        raise ValueError(
+            f"actor_critic cannot make a policy over the action space {space}: it knows Discrete, MultiDiscrete, "
+            "MultiBinary and Box. Fix: wrap the env with gymnasium.wrappers.TransformAction"
+        )
+    return int(spaces.flatdim(space))  # n, sum(nvec), or the number of components
 
 
 def _inputs(network: Any) -> list[Any]:
