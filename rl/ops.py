@@ -55,3 +55,75 @@ def weights_of(pairs: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
         target += t.weights
         source += s.weights
     return target, source
+
+
+def weighted_mean(values: Any, weight: Any) -> Any:
+    """Mean of ``values``, ``(B,)``, by weights ``(B,)`` that are not all 0: ``sum w x / sum w``."""
+    return ops.sum(weight * values) / ops.sum(weight)
+
+
+def standardize(values: Any, weight: Any, epsilon: float = 1e-8) -> Any:
+    """Shifts and scales values to mean 0 and standard deviation 1, over the rows of weight 1.
+
+    Args:
+        values: ``(B,)``.
+        weight: ``(B,)``, 1 or 0: a row of weight 0 counts for nothing. At least one is 1.
+        epsilon: Added to the standard deviation (that of the population), so that constant values become 0.
+
+    Returns:
+        ``(B,)``. A single row is returned as it is: there is nothing to compare it with.
+    """
+    mean = weighted_mean(values, weight)
+    std = ops.sqrt(weighted_mean(ops.square(values - mean), weight))
+    return ops.where(ops.sum(weight) > 1, (values - mean) / (std + epsilon), values)
+
+
+def gae(
+    reward: Any, value0: Any, value1: Any, terminated: Any, ended: Any, valid: Any, gamma: float, lam: float
+) -> Any:
+    """Generalised advantage estimates (Schulman et al. 2016, arXiv:1506.02438, eq. 16), by a reverse scan over time.
+
+    ``delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)`` and
+    ``A_t = delta_t + gamma lam (1 - ended_t) A_{t+1}``. The value of the true successor is there for every row, so
+    that an episode cut short bootstraps from its own last observation, and so does the last row.
+
+    Args:
+        reward: ``(T, N)``: T steps of N lanes.
+        value0: ``(T, N)``: V(s_t).
+        value1: ``(T, N)``: V of the true successor of s_t, which is s_{t+1} unless an episode ended.
+        terminated: ``(T, N)`` bool: the successor is terminal, its value counts as 0.
+        ended: ``(T, N)`` bool: the episode ended here, terminated or cut short.
+        valid: ``(T, N)`` bool: False for rows that are no transitions; theirs is 0, and nothing passes through them.
+        gamma: Discount factor.
+        lam: 0 for one-step advantages, 1 for discounted returns minus values.
+
+    Returns:
+        ``(T, N)`` float32.
+    """
+    bootstrap = ops.where(terminated, 0.0, value1)
+    delta = ops.where(valid, reward + gamma * bootstrap - value0, 0.0)
+    passes = gamma * lam * ops.cast(ops.logical_and(valid, ops.logical_not(ended)), "float32")
+
+    def step(later: Any, row: Any) -> tuple[Any, Any]:
+        advantage = row[0] + row[1] * later
+        return advantage, advantage
+
+    return ops.scan(step, ops.zeros_like(delta[0]), (delta, passes), reverse=True)[1]
+
+
+def explained_variance(target: Any, prediction: Any, weight: Any) -> Any:
+    """``1 - Var(target - prediction) / Var(target)`` over rows of weight 1; NaN where the target is constant.
+
+    1 is a perfect prediction, 0 is no better than a constant, below 0 is worse than one.
+
+    Args:
+        target: ``(B,)``.
+        prediction: ``(B,)``.
+        weight: ``(B,)``, 1 or 0.
+    """
+
+    def variance(x: Any) -> Any:
+        return weighted_mean(ops.square(x - weighted_mean(x, weight)), weight)
+
+    spread = variance(target)
+    return ops.where(spread > 0, 1.0 - variance(target - prediction) / ops.maximum(spread, 1e-30), float("nan"))

@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from gymnasium import spaces
 
 from rl.loop import RunState
 
@@ -128,8 +129,31 @@ def _checked(filepath: str | os.PathLike) -> str:
     return path
 
 
+# What describes a space of actions: the arguments of its constructor.
+_SPACES: dict[type, tuple[str, ...]] = {
+    spaces.Discrete: ("n", "start"),
+    spaces.MultiDiscrete: ("nvec", "start"),
+    spaces.MultiBinary: ("n",),
+    spaces.Box: ("low", "high", "shape", "dtype"),
+}
+
+
 def _saved(value: Any) -> Any:
+    if type(value) in _SPACES:
+        arguments = {name: _plain(getattr(value, name)) for name in _SPACES[type(value)]}
+        return {"space": type(value).__name__, "arguments": arguments}
+    if getattr(value, "__name__", "") == "<lambda>":
+        raise ValueError(
+            "An agent with a lambda among its arguments cannot be saved: a file cannot hold it. Fix: "
+            "rl.util.LinearSchedule, or a function registered with keras.saving.register_keras_serializable()"
+        )
     return value if value is None else keras.saving.serialize_keras_object(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.dtype):
+        return value.name
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
 
 
 def _saved_metric(metric: keras.metrics.Metric) -> Any:
@@ -140,6 +164,13 @@ def _saved_metric(metric: keras.metrics.Metric) -> Any:
 
 
 def _restored(value: Any, custom_objects: dict[str, Any] | None = None) -> Any:
+    if isinstance(value, dict) and "space" in value:
+        cls = next(c for c in _SPACES if c.__name__ == value["space"])
+        arguments = value["arguments"]
+        if cls is spaces.Box:  # lists would be taken for scalars where the shape is given
+            arguments = arguments | {name: np.array(arguments[name], arguments["dtype"]) for name in ("low", "high")}
+        dtype = {"dtype": np.dtype(arguments["dtype"])} if "dtype" in arguments else {}
+        return cls(**arguments | dtype)
     if isinstance(value, dict) and "class_name" in value:
         return keras.saving.deserialize_keras_object(value, custom_objects=custom_objects)
     return value

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, DTypeLike
 from rl.ops import huber
 
 __all__ = [
+    "LinearSchedule",
     "RandomStream",
     "WhiteningNormalizer",
     "clone_model",
@@ -324,6 +325,32 @@ def huber_loss(y_true: Any, y_pred: Any, clip_value: float) -> Any:
         shapes = f"{tuple(y_true.shape)} and {tuple(y_pred.shape)}"
         raise ValueError(f"y_true and y_pred must have the same shape, got {shapes}.")
     return huber(keras.ops.subtract(y_true, y_pred), clip_value)
+
+
+@keras.saving.register_keras_serializable(package="rl")
+class LinearSchedule:
+    """A function of the progress from 0 to 1 that goes straight from `start` to `end`.
+
+    Args:
+        start: Value at progress 0.
+        end: Value at progress 1, and after.
+    """
+
+    def __init__(self, start: float, end: float = 0.0):
+        self.start, self.end = float(start), float(end)
+
+    def __call__(self, progress: float) -> float:
+        """The value at a progress."""
+        return self.start + min(max(progress, 0.0), 1.0) * (self.end - self.start)
+
+    def get_config(self) -> dict[str, float]:
+        """The constructor's arguments."""
+        return {"start": self.start, "end": self.end}
+
+    @classmethod
+    def from_config(cls, config: dict[str, float]) -> LinearSchedule:
+        """The schedule that `get_config` described."""
+        return cls(**config)
 
 
 class WhiteningNormalizer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
 from keras import ops
 
@@ -115,9 +116,13 @@ class GradientAgent(Agent):
 
     # ---- set-up -------------------------------------------------------------------------------------------------
 
+    def default_optimizer(self) -> keras.optimizers.Optimizer:
+        """What `compile` takes where no optimizer is given."""
+        return keras.optimizers.Adam()
+
     def compile(
         self,
-        optimizer: Any = "adam",
+        optimizer: Any = None,
         metrics: list[Any] | None = None,
         jit_compile: bool | str = "auto",
         steps_per_execution: int = 1,
@@ -126,7 +131,8 @@ class GradientAgent(Agent):
         """Configures the agent for training.
 
         Args:
-            optimizer: A Keras optimizer or its name. Under `mixed_float16` it is wrapped in a `LossScaleOptimizer`.
+            optimizer: A Keras optimizer or its name; None: `default_optimizer()`. Under `mixed_float16` it is wrapped
+                in a `LossScaleOptimizer`.
             metrics: Keras metrics, their names or functions; they compare the target of the value with its prediction.
                 Functions that the agent logs anyway (keras-rl's `mean_q`) are left out.
             jit_compile: Compile with XLA. "auto": on CPUs too, where small networks gain several times, but not for
@@ -145,7 +151,8 @@ class GradientAgent(Agent):
         slow_with_xla = jit_compile == "auto" and backend.on_cpu(self.model.variables) and has_convolutions(self.model)
         self._jit_compile_given = jit_compile
         with backend.device_scope(self.model.variables):
-            optimizer = get_optimizer(optimizer)  # one given by name gets its variables here
+            # One that is made here gets its variables on the device.
+            optimizer = get_optimizer(self.default_optimizer() if optimizer is None else optimizer)
             resolved = get_metrics(metrics or [], (*self.logged, *self.measured))
             super().compile(
                 optimizer=optimizer,

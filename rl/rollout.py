@@ -1,0 +1,154 @@
+"""Storage of the latest steps of N lanes, for agents that learn on-policy."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from rl.common.misc_util import tree_map
+from rl.memory import _as_frames, _matching
+
+if TYPE_CHECKING:
+    from rl.driver import Transition
+
+
+class Rollout(NamedTuple):
+    """T steps of N lanes, as the env gave them.
+
+    Attributes:
+        state0: Tree of (T, N, 1, *obs), the env's dtype (float64 as float32): what the agent acted on.
+        action: (T, N) int32, or (T, N, A): int32 or float32.
+        reward: (T, N) float32.
+        state1: Tree of (T, N, 1, *obs): the true successors.
+        terminated: (T, N) bool.
+        ended: (T, N) bool: terminated or truncated.
+        valid: (T, N) bool: False for rows that are no transitions.
+    """
+
+    state0: Any
+    action: np.ndarray
+    reward: np.ndarray
+    state1: Any
+    terminated: np.ndarray
+    ended: np.ndarray
+    valid: np.ndarray
+
+
+class RolloutBatch(NamedTuple):
+    """Steps of a rollout as an on-policy loss wants them: B rows, tensors.
+
+    Attributes:
+        state0: Tree of (B, 1, *obs).
+        action: (B,) or (B, A).
+        log_prob0: (B,): log-probability of the action under the policy that the rollout was learnt with at its start.
+        value0: (B,): V(s) then.
+        advantage: (B,): the estimate, not standardised.
+        target: (B,): what V(s) should be: advantage + value0.
+        weight: (B,): 1, or 0 for a row that only fills up the batch.
+        scheduled: What `RolloutAgent.scheduled` returned, as scalars.
+    """
+
+    state0: Any
+    action: Any
+    log_prob0: Any
+    value0: Any
+    advantage: Any
+    target: Any
+    weight: Any
+    scheduled: dict[str, Any]
+
+
+class RolloutStorage:
+    """Collects T vector steps of N lanes in preallocated arrays.
+
+    Args:
+        nb_steps: T.
+
+    Attributes:
+        nb_lanes: N; 0 before `begin`.
+        count: Vector steps that are stored.
+        started_at: When the first of them was waited for, in `time.monotonic` seconds.
+    """
+
+    def __init__(self, nb_steps: int):
+        self.nb_steps = nb_steps
+        self.nb_lanes = self.count = 0
+        self.started_at = 0.0
+        self._rows: Any = None
+        self._return = np.zeros(0)
+
+    def begin(self, nb_lanes: int) -> None:
+        """Opens lanes at new episodes. What is stored stays if there are as many as before, cut off where it ends."""
+        if nb_lanes != self.nb_lanes:
+            self.nb_lanes, self._rows = nb_lanes, None
+            self.clear()
+        elif self.count:
+            self._rows.ended[self.count - 1] = True
+        self._return = np.zeros(nb_lanes)
+
+    def clear(self) -> None:
+        """Forgets all steps."""
+        self.count, self.started_at = 0, time.monotonic()
+
+    @property
+    def full(self) -> bool:
+        """Whether there are T steps."""
+        return self.count == self.nb_steps
+
+    @property
+    def nb_valid(self) -> int:
+        """Transitions among them."""
+        return int(np.count_nonzero(self._rows.valid[: self.count])) if self.count else 0
+
+    def append(self, transition: Transition) -> None:
+        """Stores a vector step; the storage is not full.
+
+        Raises:
+            ValueError: The rows are not shaped as those before.
+        """
+        rows = Rollout(
+            tree_map(_as_frames, transition.observation),
+            transition.action,
+            transition.reward,
+            tree_map(_as_frames, transition.next_observation),
+            transition.terminated,
+            transition.terminated | transition.truncated,
+            transition.valid,
+        )
+        if self._rows is None:
+            self._rows = Rollout._make(self._allocated(rows))
+        for name, store, new in zip(Rollout._fields, self._rows, rows, strict=True):
+            tree_map(lambda s, x, name=name: self._write(name, s, x), store, new)
+        self.count += 1
+
+    def _allocated(self, rows: Rollout) -> Any:
+        def allocate(x: np.ndarray) -> np.ndarray:
+            dtype = np.int32 if x.dtype.kind in "iu" and x.dtype.itemsize > 4 else x.dtype
+            return np.zeros((self.nb_steps, *x.shape), dtype)
+
+        return [tree_map(allocate, part) for part in rows]
+
+    def _write(self, name: str, store: np.ndarray, rows: Any) -> None:
+        store[self.count] = _matching(name, self.nb_lanes, store[0], rows)
+
+    def rollout(self) -> Rollout:
+        """The T steps; views, which the next `append` overwrites."""
+        windowed = (tree_map(lambda x: x[:, :, None], part) for part in (self._rows.state0, self._rows.state1))
+        state0, state1 = windowed
+        return self._rows._replace(state0=state0, state1=state1)
+
+    def discounted_returns(self, gamma: float) -> np.ndarray:
+        """Of each row the discounted sum of its lane's rewards so far, `(T, N)` float32: `R <- gamma R + r`.
+
+        The sums start anew with each episode and go on from one rollout to the next: call it once per rollout.
+        """
+        sums = np.zeros((self.nb_steps, self.nb_lanes), np.float32)
+        running = self._return
+        for t in range(self.nb_steps):
+            running = np.where(self._rows.valid[t], gamma * running + self._rows.reward[t], running)
+            sums[t] = running
+            running = np.where(self._rows.ended[t], 0.0, running)
+        self._return = running
+        return sums
