@@ -29,8 +29,9 @@ class Transition(NamedTuple):
 
     Attributes:
         observation: (N, *obs), what the agent acted on, in the env's dtype.
-        action: (N,) integers (an index 0..n-1) or (N, A) floats, as the agent chose them: before the processor, the
-            offset of a ``Discrete(n, start)`` space and the clipping to a ``Box``.
+        action: (N,) integers (an index 0..n-1), (N, K) integers (such indices for ``MultiDiscrete``, 0 or 1 for
+            ``MultiBinary``) or (N, A) floats, as the agent chose them: before the processor, the `start` of the space
+            and the clipping to a ``Box``.
         reward: (N,) float32.
         next_observation: (N, *obs), the true successor: where an episode ended, its final observation, never the
             first one of the next episode.
@@ -191,8 +192,9 @@ class EnvDriver:
         """Act in every lane.
 
         Args:
-            action: (N,) integers, an index 0..n-1 each, or (N, A) floats. A lane that only resets itself or plays a
-                start step ignores its action.
+            action: (N,) integers, an index 0..n-1 each, (N, K) integers for ``MultiDiscrete`` and ``MultiBinary``, or
+                (N, A) floats; see `Transition`. A lane that only resets itself or plays a start step ignores its
+                action.
 
         Returns:
             The `Transition`.

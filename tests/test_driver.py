@@ -1,6 +1,7 @@
 import re
 import subprocess
 import sys
+from functools import partial
 
 import gymnasium
 import numpy as np
@@ -425,6 +426,71 @@ def test_flat_actions_take_the_shape_of_the_box():
     driver.observe()
     driver.step(np.arange(18, dtype=np.float32).reshape(3, 6) / 20)
     np.testing.assert_allclose(inner[1].actions[0], np.arange(6, 12).reshape(2, 3) / 20, rtol=1e-6)
+
+
+class Strict(gymnasium.Env):
+    """Observes the last action, and the number of steps in the episode; takes members of its action space only."""
+
+    def __init__(self, action_space):
+        self.action_space = action_space
+        self.observation_space = spaces.Box(-99, 99, (spaces.flatdim(spaces.Box(0, 1, action_space.shape)) + 1,))
+
+    def observe(self, action):
+        return np.append(np.ravel(action), self.step_count).astype(np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.step_count = 0
+        return self.observe(np.zeros(self.action_space.shape)), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
+        self.step_count += 1
+        return self.observe(action), 0.0, self.step_count == 7, False, {}
+
+
+@pytest.mark.parametrize("nb_start_steps", [0, 4])
+@pytest.mark.parametrize("kind", ["single", "dummy", "subproc", "gymnasium"])
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.MultiDiscrete([2, 3, 4], start=[5, -1, 1]),
+        spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[1, 2], [-3, 0]]),
+        spaces.MultiBinary((2, 3)),
+        spaces.Box(-1, 1, (2, 3)),
+    ],
+)
+def test_flat_actions_that_count_from_0_become_members_of_the_space(space, kind, nb_start_steps):
+    from rl.common.vec_env import DummyVecEnv, SubprocVecEnv
+
+    nb_lanes = 1 if kind == "single" else 3
+    makers = [partial(Strict, space)] * nb_lanes
+    env = {
+        "single": lambda: Strict(space),
+        "dummy": lambda: DummyVecEnv(makers),
+        "subproc": lambda: SubprocVecEnv(makers),
+        "gymnasium": lambda: gymnasium.vector.SyncVectorEnv(makers),
+    }[kind]()
+    driver = EnvDriver(env, nb_max_start_steps=nb_start_steps)
+    driver.reset(seed=0)
+    start = np.ravel(getattr(space, "start", 0))
+    nb_valid, starts = 0, set()
+    rng = np.random.default_rng(0)
+    size = int(np.prod(space.shape))
+    for _ in range(40):
+        observation = driver.observe()
+        starts.update(observation[driver.started, -1].tolist())
+        if isinstance(space, spaces.Box):
+            action = rng.uniform(-1, 1, (nb_lanes, size)).astype(np.float32)
+        else:
+            action = rng.integers(np.ravel(getattr(space, "nvec", 2)), size=(nb_lanes, size))
+        row = driver.step(action)
+        assert row.action is action
+        np.testing.assert_array_equal(row.next_observation[row.valid, :-1], (action + start)[row.valid])
+        nb_valid += row.valid.sum()
+    env.close()
+    assert nb_valid > 20 * nb_lanes
+    assert starts == {0} if nb_start_steps == 0 else len(starts) > 1
 
 
 def test_bad_actions_touch_nothing():

@@ -61,7 +61,71 @@ def test_what_a_box_refuses():
     np.testing.assert_array_equal(spec.to_env(np.full((3, 2), -np.inf)), -np.ones((3, 2)))
 
 
-@pytest.mark.parametrize("space", [None, spaces.MultiDiscrete([3, 4]), spaces.MultiBinary(2)])
+@pytest.mark.parametrize(
+    ("space", "highest"),
+    [
+        (spaces.MultiDiscrete([3, 4]), [2, 3]),
+        (spaces.MultiDiscrete([3, 4], start=[5, -2]), [2, 3]),
+        (spaces.MultiDiscrete([3], start=[1]), [2]),
+        (
+            spaces.MultiDiscrete([[2, 3, 4], [5, 6, 7]], dtype=np.int32, start=[[1, 2, 3], [-1, -2, -3]]),
+            [1, 2, 3, 4, 5, 6],
+        ),
+        (spaces.MultiBinary(2), [1, 1]),
+        (spaces.MultiBinary((2, 3)), [1] * 6),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint8])
+@pytest.mark.parametrize("nb_lanes", [1, 3])
+def test_several_components(space, highest, dtype, nb_lanes):
+    spec = ActionSpec(space, nb_lanes, is_vector=nb_lanes > 1)
+    rng = np.random.default_rng(0)
+    seen = set()
+    for _ in range(90):
+        actions = rng.integers(highest, endpoint=True, size=(nb_lanes, len(highest))).astype(dtype)
+        kept = actions.copy()
+        sent = spec.to_env(spec.in_space(actions))
+        assert sent.shape == (nb_lanes, *space.shape) and sent.dtype == space.dtype
+        assert all(space.contains(one) for one in sent)
+        start = getattr(space, "start", np.zeros(space.shape, int))
+        np.testing.assert_array_equal(sent.reshape(nb_lanes, -1), kept + start.reshape(-1).astype(int))
+        np.testing.assert_array_equal(actions, kept)
+        seen.update(sent.reshape(nb_lanes, -1)[:, -1].tolist())
+    assert len(seen) == highest[-1] + 1
+
+
+@pytest.mark.parametrize("space", [spaces.MultiDiscrete([[3, 4]] * 3, start=[[5, 6]] * 3), spaces.MultiBinary((3, 2))])
+def test_members_of_the_space_are_not_shifted_again(space):
+    spec = ActionSpec(space, 4, is_vector=True)
+    members = [space.sample() for _ in range(4)]
+    for _ in range(2):
+        np.testing.assert_array_equal(spec.to_env(members), members)
+    mixed = [*spec.in_space(np.zeros((4, 6), int))[:2], *members[2:]]  # as with start steps in some lanes
+    sent = spec.to_env(mixed)
+    np.testing.assert_array_equal(sent[2:], members[2:])
+    np.testing.assert_array_equal(sent[:2], [getattr(space, "start", np.zeros((3, 2)))] * 2)
+
+
+@pytest.mark.parametrize(
+    "space", [spaces.MultiDiscrete([3, 4], start=[1, 1]), spaces.MultiBinary(2), spaces.Box(-1, 1, (2,))]
+)
+def test_what_a_processor_is_to_make_fit_is_left_alone(space):
+    spec = ActionSpec(space, 3, is_vector=True, name="Lights")
+    for actions in (np.arange(3), np.zeros((3, 3), int)):
+        assert spec.in_space(actions) is actions
+        with pytest.raises(ValueError, match=rf"Lights takes actions of shape \(2,\) .*got \({actions.shape[0]},"):
+            spec.to_env(actions)
+
+
+@pytest.mark.parametrize("bad", [0.5, np.nan, np.inf, 300])
+def test_what_is_no_integer_of_the_dtype_is_refused(bad):
+    spec = ActionSpec(spaces.MultiBinary(2), 3, is_vector=True, name="Lights")
+    with pytest.raises(ValueError, match="Lights takes actions of int8 integers, got .*" + str(bad)):
+        spec.to_env([[0, 1], [1, bad], [0, 0]])
+    assert spec.to_env([[0.0, 1.0], [True, False], [0, 0]]).tolist() == [[0, 1], [1, 0], [0, 0]]
+
+
+@pytest.mark.parametrize("space", [None, spaces.Text(3)])
 def test_any_other_space_takes_them_as_they_are(space):
     for nb_lanes in (1, 3):
         actions = np.ones((nb_lanes, 2), int)
