@@ -1,11 +1,13 @@
-"""Times `fit` of DQN in env steps per second after warm-up, and against Stable-Baselines3 on the same work.
+"""Times `fit` in env steps per second after warm-up, and against Stable-Baselines3 on the same work.
 
-    python tests/benchmarks/fit_speed.py                       # ours: 1 and 8 lanes
+    python tests/benchmarks/fit_speed.py                       # DQN on 1 and 8 lanes
     python tests/benchmarks/fit_speed.py --peer .peers/bin/python --rounds 5
+    python tests/benchmarks/fit_speed.py --agent ppo --peer .peers/bin/python --rounds 5     # PPO on 8 and 64 lanes
 
-The work: CartPole-v1, network 64-64, Adam, batch 32, one gradient step per env step, target copied every 500 env
-steps, in-process lanes, one intra-op thread on both sides. The peer's Python needs `stable-baselines3` and a CPU
-build of `torch`. Rounds alternate between the two; the ratio is taken within a round and the median is reported.
+The work: CartPole-v1, network 64-64, Adam, in-process lanes, one intra-op thread on both sides. DQN: batch 32, one
+gradient step per env step, target copied every 500 env steps. PPO: tanh, 128 steps per lane, 4 epochs of batches of
+256; 64 lanes are compared with the peer's 8. The peer's Python needs `stable-baselines3` and a CPU build of `torch`.
+Rounds alternate between the two; the ratio is taken within a round and the median is reported.
 """
 
 import argparse
@@ -17,9 +19,7 @@ import sys
 import textwrap
 import time
 
-LANES = (1, 8)
-
-OURS = """
+DQN = """
     import sys, time
     from rl import backend
     backend.set_threads(1)
@@ -37,6 +37,25 @@ OURS = """
                      nb_steps_warmup=1000, target_model_update=500)
     agent.compile(keras.optimizers.Adam(1e-3))
     agent.fit(env, nb_steps=max(2000, steps // 3), verbose=0)
+"""
+
+PPO = """
+    import sys, time
+    from rl import backend
+    backend.set_threads(1)
+    import gymnasium, keras
+    from rl.agents import PPOAgent
+    from rl.common.vec_env import DummyVecEnv
+    from rl.networks import actor_critic
+
+    lanes, steps, profile = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "profile"
+    env = DummyVecEnv([lambda: gymnasium.make("CartPole-v1")] * lanes)
+    agent = PPOAgent(*actor_critic(env), env.action_space, nb_rollout_steps=128, nb_epochs=4, batch_size=256)
+    agent.compile(keras.optimizers.Adam(3e-4, epsilon=1e-5))
+    agent.fit(env, nb_steps=max(2 * 128 * lanes, steps // 3), verbose=0)
+"""
+
+TIMED = """
     spent = {}
     if profile:
         def timed(owner, name, label):
@@ -52,15 +71,17 @@ OURS = """
         timed(driver, "step", "env")
         timed(driver, "observe", "env")
         timed(agent, "act", "act")
-        timed(agent.memory, "extend", "memory: store")
-        timed(agent.memory, "sample_batch", "memory: sample")
-        timed(agent, "_update", "update")
+        memory = getattr(agent, "memory", None)
+        timed(memory or agent.storage, "extend" if memory else "append", "memory: store")
+        if memory:
+            timed(memory, "sample_batch", "memory: sample")
+        timed(agent, "_update" if memory else "_learn", "update")
     start, first = time.perf_counter(), agent.step
     agent.fit(env, nb_steps=steps, verbose=0)
     wall, done = time.perf_counter() - start, agent.step - first
     print("RESULT", done / wall)
     if profile:
-        spent["update"] -= spent["memory: sample"]
+        spent["update"] -= spent.get("memory: sample", 0.0)
         spent["loop, hooks, schedule"] = wall - sum(spent.values())
         for label, seconds in spent.items():
             print(f"{label:24s} {1e6 * seconds / (done / lanes):8.1f} us per vector step")
@@ -70,7 +91,7 @@ PEER = """
     import sys, time
     import torch
     torch.set_num_threads(1)
-    from stable_baselines3 import DQN
+    from stable_baselines3 import DQN, PPO
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
 
@@ -85,16 +106,24 @@ PEER = """
         def _on_training_end(self):
             print("RESULT", (self.num_timesteps - self.first) / (time.perf_counter() - self.start))
 
-    model = DQN("MlpPolicy", make_vec_env("CartPole-v1", n_envs=lanes, seed=0), learning_rate=1e-3, buffer_size=50_000,
-                learning_starts=1000, batch_size=32, train_freq=1, gradient_steps=lanes, target_update_interval=500,
-                policy_kwargs=dict(net_arch=[64, 64]), device="cpu")
+    env = make_vec_env("CartPole-v1", n_envs=lanes, seed=0)
+    if sys.argv[4] == "ppo":
+        model = PPO("MlpPolicy", env, n_steps=128, batch_size=256, n_epochs=4, device="cpu")
+    else:
+        model = DQN("MlpPolicy", env, learning_rate=1e-3, buffer_size=50_000, learning_starts=1000, batch_size=32,
+                    train_freq=1, gradient_steps=lanes, target_update_interval=500,
+                    policy_kwargs=dict(net_arch=[64, 64]), device="cpu")
     model.learn(steps + max(2000, steps // 3), callback=Stopwatch())
 """
 
 
-def rate(python: str, code: str, lanes: int, steps: int, mode: str = "plain") -> float:
+# Of each agent: our code, the lanes that are timed, and the lanes of the peer that they are compared with.
+AGENTS = {"dqn": (DQN + TIMED, {1: 1, 8: 8}), "ppo": (PPO + TIMED, {8: 8, 64: 8})}
+
+
+def rate(python: str, code: str, lanes: int, steps: int, mode: str, agent: str) -> float:
     env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
-    command = [python, "-c", textwrap.dedent(code), str(lanes), str(steps), mode]
+    command = [python, "-c", textwrap.dedent(code), str(lanes), str(steps), mode, agent]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{python} failed:\n{done.stderr}")
@@ -105,30 +134,34 @@ def rate(python: str, code: str, lanes: int, steps: int, mode: str = "plain") ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=8000, help="timed env steps on 8 lanes; half of it on one")
+    parser.add_argument("--agent", choices=list(AGENTS), default="dqn")
+    parser.add_argument("--steps", type=int, default=None, help="timed env steps per 8 lanes, half of it on one")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer", help="a Python with stable-baselines3")
     parser.add_argument("--profile", action="store_true", help="show where the time of a vector step goes")
     parser.add_argument("--json", help="write all figures to this file")
     args = parser.parse_args()
 
+    code, compared = AGENTS[args.agent]
+    total = args.steps or {"dqn": 8000, "ppo": 40_000}[args.agent]
     figures: dict[str, list[float]] = {}
-    for lanes in LANES:
-        steps = args.steps if lanes > 1 else args.steps // 2
+    for lanes, peer_lanes in compared.items():
+        steps, peer_steps = (total * max(n, 4) // 8 for n in (lanes, peer_lanes))
         if args.profile:
             print(f"{lanes} lane(s):")
-            rate(sys.executable, OURS, lanes, steps, "profile")
+            rate(sys.executable, code, lanes, steps, "profile", args.agent)
             continue
         ours, peers = [], []
         for _ in range(args.rounds):
-            ours.append(rate(sys.executable, OURS, lanes, steps))
+            ours.append(rate(sys.executable, code, lanes, steps, "plain", args.agent))
             if args.peer:
-                peers.append(rate(args.peer, PEER, lanes, steps))
+                peers.append(rate(args.peer, PEER, peer_lanes, peer_steps, "plain", args.agent))
         figures[f"ours {lanes}"], figures[f"sb3 {lanes}"] = ours, peers
         line = f"{lanes} lane(s): {statistics.median(ours):7.0f} env steps/s"
         if peers:
             ratios = sorted(a / b for a, b in zip(ours, peers, strict=True))
-            line += f", Stable-Baselines3 {statistics.median(peers):7.0f}, ratio {statistics.median(ratios):.2f}"
+            peer = f"Stable-Baselines3 on {peer_lanes} {statistics.median(peers):7.0f}"
+            line += f", {peer}, ratio {statistics.median(ratios):.2f}"
             line += f" ({ratios[0]:.2f} to {ratios[-1]:.2f} in {args.rounds} rounds)"
         print(line, flush=True)
     if args.json:
