@@ -73,9 +73,13 @@ def standardize(values: Any, weight: Any, epsilon: float = 1e-8) -> Any:
     Returns:
         ``(B,)``. A single row is returned as it is: there is nothing to compare it with.
     """
-    mean = weighted_mean(values, weight)
-    std = ops.sqrt(weighted_mean(ops.square(values - mean), weight))
-    return ops.where(ops.sum(weight) > 1, (values - mean) / (std + epsilon), values)
+    # From the lowest one, so that equal values become exactly 0: their mean, in float32, may differ from them by more
+    # than epsilon, and the difference would be scaled up to 1.
+    counts = weight > 0
+    shifted = ops.where(counts, values - ops.min(ops.where(counts, values, float("inf"))), 0.0)
+    centred = shifted - weighted_mean(shifted, weight)
+    std = ops.sqrt(weighted_mean(ops.square(centred), weight))
+    return ops.where(ops.sum(weight) > 1, centred / (std + epsilon), values)
 
 
 def gae(
@@ -126,4 +130,5 @@ def explained_variance(target: Any, prediction: Any, weight: Any) -> Any:
         return weighted_mean(ops.square(x - weighted_mean(x, weight)), weight)
 
     spread = variance(target)
-    return ops.where(spread > 0, 1.0 - variance(target - prediction) / ops.maximum(spread, 1e-30), float("nan"))
+    rounding = 1e-12 * weighted_mean(ops.square(target), weight)  # the variance of float32 numbers that should be equal
+    return ops.where(spread > rounding, 1.0 - variance(target - prediction) / ops.maximum(spread, 1e-30), float("nan"))
