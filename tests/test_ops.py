@@ -6,6 +6,7 @@ import pytest
 from keras import ops
 
 from rl.ops import explained_variance, gae, huber, polyak, standardize, take, weighted_mean, weights_of
+from tests.policy_gradient_twin import naive_gae
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (5, 3), (32, 4)])
@@ -96,25 +97,6 @@ def random_rows(seed, shape):
     # A row that is no transition has no flag, except where a lane was lost: that ends the episode.
     terminated &= valid
     return reward, value0, value1, terminated, terminated | truncated, valid
-
-
-def naive_gae(reward, value0, value1, terminated, ended, valid, gamma, lam):
-    """`A_t = sum_k (gamma lam)^k delta_{t+k}`, for each t anew, up to the episode's end or a row that is none."""
-    steps, lanes = reward.shape
-    advantage = np.zeros(reward.shape)
-    for n in range(lanes):
-        for t in range(steps):
-            for k in range(steps - t):
-                at = (t + k, n)
-                if not valid[at]:
-                    break
-                delta = float(reward[at]) - float(value0[at])
-                if not terminated[at]:
-                    delta += gamma * float(value1[at])
-                advantage[t, n] += (gamma * lam) ** k * delta
-                if ended[at]:
-                    break
-    return advantage
 
 
 def in_numpy(function, *arguments):

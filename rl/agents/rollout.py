@@ -184,11 +184,8 @@ class RolloutAgent(GradientAgent):
         if action_space is None:
             return  # an old env that does not tell
         own, given = (distribution_for(space) for space in (self.action_space, action_space))
-        if (
-            type(own) is not type(given)
-            or vars(own).get("nvec") != vars(given).get("nvec")
-            or (own.nb_outputs != given.nb_outputs)
-        ):
+        sizes = [[part.nb_outputs for part in getattr(d, "parts", [d])] for d in (own, given)]
+        if type(own) is not type(given) or sizes[0] != sizes[1]:
             raise ValueError(
                 f"{type(self).__name__} was built for actions of {self.action_space}, the env takes {action_space}. "
                 "Fix: build the agent with action_space=env.action_space"
