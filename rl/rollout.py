@@ -80,13 +80,16 @@ class RolloutStorage:
         self._return = np.zeros(0)
 
     def begin(self, nb_lanes: int) -> None:
-        """Opens lanes at new episodes. What is stored stays if there are as many as before, cut off where it ends."""
-        if nb_lanes != self.nb_lanes:
-            self.nb_lanes, self._rows = nb_lanes, None
-            self.clear()
-        elif self.count:
+        """Opens lanes at new episodes.
+
+        An incomplete rollout of as many lanes stays, cut off where it ends. A complete one is there only where
+        learning from it was interrupted; it is dropped.
+        """
+        if nb_lanes == self.nb_lanes and 0 < self.count < self.nb_steps:
             self._rows.ended[self.count - 1] = True
-        self._return = np.zeros(nb_lanes)
+        else:
+            self.nb_lanes, self._rows, self._return = nb_lanes, None, np.zeros(nb_lanes)
+            self.clear()
 
     def clear(self) -> None:
         """Forgets all steps."""

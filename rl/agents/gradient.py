@@ -69,7 +69,10 @@ class GradientAgent(Agent):
         learnt, others = self.model.trainable_variables, self.model.non_trainable_variables
         loss, (target, prediction, logs) = backend.minimize(loss_fn, learnt, self.optimizer, others, max_norm)
         for metric in self._compiled_metrics:
-            metric.update_state(target, prediction, **({} if weight is None else {"sample_weight": weight}))
+            if weight is None:
+                metric.update_state(target, prediction)
+            else:  # Keras takes the mean over the last axis before it weighs the rows
+                metric.update_state(target[:, None], prediction[:, None], sample_weight=weight)
         return {"loss": loss, **logs}
 
     def gradient_steps(self, n: Any, kmax: int, batch_at: Callable[[Any], Any], stops: Any = None) -> tuple[Any, Any]:

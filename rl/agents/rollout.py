@@ -245,9 +245,9 @@ class RolloutAgent(GradientAgent):
         scheduled = {name: np.float32(value) for name, value in self.scheduled().items()}
         metrics, taken = self._functions[2](tuple(rollout), sums, rows, sizes, np.int32(n), scheduled)
         self.run_state.nb_updates += int(taken)
-        self._check_finite(metrics[0], "a smaller learning_rate, normalize_observation=True, normalize_reward=True")
         rate = len(valid) / (time.monotonic() - storage.started_at)
         storage.clear()
+        self._check_finite(metrics[0], "a smaller learning_rate, normalize_observation=True, normalize_reward=True")
         return self._with_logged(np.append(metrics, rate))
 
     def _batches(self, valid: np.ndarray, nb_rows: int) -> tuple[np.ndarray, np.ndarray, int]:
@@ -300,7 +300,7 @@ class RolloutAgent(GradientAgent):
         # the very first policy is hardly one, and should not learn from states on their own scale.
         statistics = self.model.merged_statistics(state0, weight)
         if statistics:
-            first = ops.equal(self.model.normalizers[0].count, 0)
+            first = ops.equal(statistics[-1][0], 0)  # the count of a part that is normalised
             for variable, value in statistics:
                 variable.assign(ops.where(first, value, variable))
         outputs, value0 = self.model(state0)
