@@ -158,6 +158,9 @@ class Twin:
         kind: Key of `KINDS`.
         ppo: PPO's losses, not A2C's.
         rate: SGD's learning rate.
+
+    Attributes:
+        step_logs: Metrics of each gradient step of the latest rollout.
     """
 
     def __init__(self, agent, kind, ppo, rate):
@@ -250,6 +253,7 @@ class Twin:
             if o.max_grad_norm is not None and norm > o.max_grad_norm:
                 gradient *= o.max_grad_norm / norm
             self.weights = self.weights - self.rate * gradient
+        self.step_logs = metrics
         result = {name: float(np.mean([m[name] for m in metrics])) for name in metrics[0]}
         spread = np.var(target[used])
         result["explained_variance"] = 1 - np.var((target - value0)[used]) / spread if spread > 1e-9 else np.nan
