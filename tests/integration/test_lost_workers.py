@@ -9,6 +9,7 @@ import pytest
 
 from rl.callbacks import Callback
 from rl.common.vec_env import SubprocVecEnv, WorkerDiedError
+from tests.agents import test_rollout
 from tests.agents.test_replay import make_agent
 from tests.toy_envs import Counting
 
@@ -82,3 +83,26 @@ def test_without_restart_the_error_reaches_the_user_and_the_agent_stays_usable()
     done = agent.step
     agent.fit(Counting(), nb_steps=20, verbose=0)
     assert agent.step == done + 20
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("mode", [gym.vector.AutoresetMode.NEXT_STEP, gym.vector.AutoresetMode.SAME_STEP])
+def test_a_rollout_goes_on_without_the_lost_rows(mode):
+    agent, killer = test_rollout.make_agent(normalize_observation=True, normalize_reward=True), Killer([50])
+    rollouts, _ = test_rollout.watched(agent)
+    with four_lanes(mode, on_worker_failure="restart") as env, pytest.warns(RuntimeWarning, match="(?i)restarted"):
+        agent.fit(env, nb_steps=250, verbose=0, callbacks=[killer])
+    assert killer.nb_kills == 1
+    assert 250 <= agent.step < 254
+    count = sum(int(r[-1].sum()) for r in rollouts)
+    assert count + agent.storage.nb_valid == agent.step
+    cut = 0
+    for state0, _, reward, state1, terminated, ended, valid in rollouts:
+        np.testing.assert_array_equal(state1[valid][:, 0, 2], state0[valid][:, 0, 2] + 1)
+        np.testing.assert_array_equal(reward[valid], state1[valid][:, 0, 2])
+        np.testing.assert_array_equal(terminated[valid], state1[valid][:, 0, 2] == 20)
+        assert not reward[~valid].any() and not terminated[~valid].any()
+        cut += int((ended & ~valid).sum())
+    assert cut == 2  # the lost steps of lanes 0 and 1
+    assert float(agent.model.normalizers[0].count) == float(agent.model.returns.count) == count
+    assert all(np.isfinite(w).all() for w in agent.get_weights())
