@@ -99,6 +99,12 @@ def test_short_fits_equal_one_long_fit(lanes):
     np.testing.assert_array_equal(flat_weights(short), flat_weights(long))
 
 
+class _Driver:
+    """What `prepare` asks of a driver."""
+
+    observation_space, action_space, nb_lanes = Weather.observation_space, KINDS["discrete"][0], 1
+
+
 # ---- actions --------------------------------------------------------------------------------------------------------
 
 
@@ -142,6 +148,25 @@ def test_the_env_gets_members_of_its_space_and_a_test_takes_the_most_probable_on
     else:
         expected = outputs.argmax(1) + space.start
     np.testing.assert_allclose(np.array(probe.actions), expected, atol=1e-6)
+
+
+def test_each_lane_and_each_step_draws_its_own_action_from_the_policy():
+    agent = make_agent(A2CAgent)
+    agent.seed(3)
+    agent.prepare(_Driver(), np.zeros((1, 3), np.float32))
+    agent.training = True
+    same = np.tile(np.array([0.3, -0.2, 1.0], np.float32), (100, 1))
+    actions = np.array([agent.act(same) for _ in range(50)])
+    assert actions.shape == (50, 100)
+    logits = agent.evaluate(same[:1, None])[0][0]
+    p = np.exp(logits) / np.exp(logits).sum()
+    assert 0.05 < p.min()
+    for part in (actions, actions[:, 7:8], actions[7:8]):  # all, one lane's, one step's
+        expected = p * part.size
+        chi_square = sum((np.sum(part == a) - expected[a]) ** 2 / expected[a] for a in range(3))
+        assert chi_square < 13.8  # two degrees of freedom, p = 0.001
+    agent.training = False
+    assert set(agent.act(same).tolist()) == {int(p.argmax())}
 
 
 # ---- step size ------------------------------------------------------------------------------------------------------

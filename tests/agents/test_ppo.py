@@ -236,6 +236,30 @@ def test_rows_that_fill_up_a_batch_count_for_nothing():
     assert alone[0].shape == () and alone[1].shape == alone[2].shape == (3,)
 
 
+@pytest.mark.parametrize("normalize", [False, True])
+def test_what_stands_in_rows_that_are_none_changes_nothing(normalize):
+    def trained(rubbish):
+        agent = small(normalize_observation=normalize, normalize_reward=normalize)
+        observe = agent.observe
+
+        def poisoned(transition):
+            x = {k: np.array(getattr(transition, k)) for k in ("observation", "next_observation", "reward")}
+            for field in x.values():
+                field[~transition.valid] = rubbish
+            action = np.where(transition.valid, transition.action, 2)
+            return observe(transition._replace(**x, action=action))
+
+        agent.observe = poisoned
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "A rollout of", UserWarning)
+            train(agent, mode=gym.vector.AutoresetMode.NEXT_STEP, nb_steps=60)
+        return np.concatenate([np.ravel(w) for w in agent.get_weights()])
+
+    clean = trained(0.0)
+    assert np.isfinite(clean).all()
+    np.testing.assert_array_equal(trained(np.float32(np.nan)), clean)
+
+
 # ---- batches --------------------------------------------------------------------------------------------------------
 
 
