@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -111,30 +112,25 @@ class RolloutStorage:
         Raises:
             ValueError: The rows are not shaped as those before.
         """
-        rows = Rollout(
-            tree_map(_as_frames, transition.observation),
-            transition.action,
-            transition.reward,
-            tree_map(_as_frames, transition.next_observation),
-            transition.terminated,
-            transition.terminated | transition.truncated,
-            transition.valid,
-        )
+        given = Rollout(*transition[:5], transition.terminated | transition.truncated, transition.valid)
         if self._rows is None:
-            self._rows = Rollout._make(self._allocated(rows))
-        for name, store, new in zip(Rollout._fields, self._rows, rows, strict=True):
-            tree_map(lambda s, x, name=name: self._write(name, s, x), store, new)
+            self._rows = Rollout._make(tree_map(self._allocated, part) for part in given)
+        for name, store, rows in zip(Rollout._fields, self._rows, given, strict=True):
+            if isinstance(store, np.ndarray):
+                self._write(name, store, rows)
+            else:
+                tree_map(functools.partial(self._write, name), store, rows)
         self.count += 1
 
-    def _allocated(self, rows: Rollout) -> Any:
-        def allocate(x: np.ndarray) -> np.ndarray:
-            dtype = np.int32 if x.dtype.kind in "iu" and x.dtype.itemsize > 4 else x.dtype
-            return np.zeros((self.nb_steps, *x.shape), dtype)
-
-        return [tree_map(allocate, part) for part in rows]
+    def _allocated(self, rows: Any) -> np.ndarray:
+        rows = _as_frames(rows)
+        wide = rows.dtype.kind in "iu" and rows.dtype.itemsize > 4
+        return np.zeros((self.nb_steps, *rows.shape), np.int32 if wide else rows.dtype)
 
     def _write(self, name: str, store: np.ndarray, rows: Any) -> None:
-        store[self.count] = _matching(name, self.nb_lanes, store[0], rows)
+        if np.shape(rows) != store.shape[1:] or rows.dtype is not store.dtype:
+            rows = _matching(name, self.nb_lanes, store[0], rows)  # raises where these cannot be stored
+        store[self.count] = rows
 
     def rollout(self) -> Rollout:
         """The T steps; views, which the next `append` overwrites."""

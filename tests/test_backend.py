@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras import ops
 
 from rl import backend
-from rl.backend import tensorflow as module
+from rl.backend import tensorflow_plan as module
 
 
 def compiled(function, state=(), jit_compile=False, **options):
@@ -66,6 +66,24 @@ def test_special_floats_survive_packing():
     y = compiled(tf.identity)(x)
     np.testing.assert_array_equal(y, x)
     assert np.signbit(y[3])
+
+
+def test_where_tensorflows_own_way_to_run_operations_is_gone_the_usual_one_serves(monkeypatch):
+    from tensorflow.python.eager import execute
+
+    variable = keras.Variable(1.0)
+
+    def function(x):
+        variable.assign(variable + ops.sum(x))
+        return {"twice": 2 * x, "none": None}, variable + 0
+
+    x = np.arange(3, dtype="float32")
+    direct = compiled(function, [variable])(x)
+    monkeypatch.delattr(execute, "quick_execute")
+    usual = compiled(function, [variable])(x)
+    np.testing.assert_array_equal(direct[0]["twice"], usual[0]["twice"])
+    assert direct[0]["none"] is usual[0]["none"] is None
+    assert (direct[1], usual[1]) == (4.0, 7.0)
 
 
 @pytest.mark.parametrize("nbytes", [module._PACK_BYTES - 4, module._PACK_BYTES, module._PACK_BYTES + 4])

@@ -79,24 +79,29 @@ class ActorCritic(keras.Model):
 
     def call(self, states: Any) -> tuple[Any, Any]:
         """`(outputs, value)` of states `(B, 1, *obs)`: `(B, nb_outputs)` and `(B,)`, float32."""
-        states = self.normalized(states)
-        if self.critic is None:
-            outputs, value = self.actor(feed(self.actor, states), training=False)
-        else:
-            outputs = self.actor(feed(self.actor, states), training=False)
-            value = self.critic(feed(self.critic, states), training=False)
-        outputs, value = ops.cast(outputs, "float32"), ops.cast(value, "float32")
-        if self.log_std is not None:
-            spread = ops.broadcast_to(self.log_std, ops.shape(outputs))
-            outputs = ops.concatenate([outputs, spread], axis=-1)
-        return outputs, ops.squeeze(value, axis=-1)
+        if self.critic is not None:
+            return self.policy(states), self.value(states)
+        outputs, value = self._evaluated(self.actor, states)
+        return self._with_log_std(outputs), ops.squeeze(value, axis=-1)
+
+    def policy(self, states: Any) -> Any:
+        """The outputs alone, `(B, nb_outputs)`."""
+        return self._with_log_std(self._evaluated(self.actor, states)) if self.critic is not None else self(states)[0]
 
     def value(self, states: Any) -> Any:
-        """The value alone, `(B,)` float32."""
+        """The value alone, `(B,)`."""
         if self.critic is None:
             return self(states)[1]
-        states = self.normalized(states)
-        return ops.squeeze(ops.cast(self.critic(feed(self.critic, states), training=False), "float32"), axis=-1)
+        return ops.squeeze(self._evaluated(self.critic, states), axis=-1)
+
+    def _evaluated(self, network: keras.Model, states: Any) -> Any:
+        given = network(feed(network, self.normalized(states)), training=False)
+        return tree_map(lambda x: ops.cast(x, "float32"), tuple(given) if isinstance(given, list) else given)
+
+    def _with_log_std(self, outputs: Any) -> Any:
+        if self.log_std is None:
+            return outputs
+        return ops.concatenate([outputs, ops.broadcast_to(self.log_std, ops.shape(outputs))], axis=-1)
 
     def normalized(self, states: Any) -> Any:
         """States with the float parts normalised by the statistics as they are."""

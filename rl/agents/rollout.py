@@ -138,7 +138,7 @@ class RolloutAgent(GradientAgent):
 
     def call(self, states: Any, training: bool = False) -> Any:
         """The policy's outputs `(B, distribution.nb_outputs)` for states `(B, 1, *obs)`, in float32."""
-        return self.model(states)[0]
+        return self.model.policy(states)
 
     # ---- set-up -------------------------------------------------------------------------------------------------
 
@@ -155,18 +155,27 @@ class RolloutAgent(GradientAgent):
         Args:
             optimizer: As in `GradientAgent.compile`. A Keras learning-rate schedule counts gradient steps: a rollout
                 takes `nb_epochs * ceil(nb_rollout_steps * N / batch_size)` of them.
-            metrics: As there; they compare the value's target with the value.
+            metrics: As there; they compare the value's target with the value, both `(B, 1)`, and give a number per row.
             jit_compile: As there.
             steps_per_execution: 1, since all gradient steps on a rollout are one compiled call anyway.
             run_eagerly: As there.
 
         Raises:
             TypeError: See `GradientAgent.compile`.
-            ValueError: The same.
+            ValueError: The same, or a metric gives one number for all rows.
         """
         steps = steps_per_execution
         require("steps_per_execution", steps, steps == 1, "1: all gradient steps on a rollout are one compiled call")
         super().compile(optimizer, metrics, jit_compile, steps, run_eagerly)
+        for metric in self._compiled_metrics:
+            try:  # as in training, where rows that only fill up a batch weigh nothing
+                metric.update_state(ops.zeros((2, 1)), ops.ones((2, 1)), sample_weight=ops.ones(2))
+            except Exception as error:  # whatever a user's function raises
+                raise ValueError(
+                    f"the metric {metric.name!r} must give one number per row of targets (B, 1) and values (B, 1), as "
+                    "keras.ops.mean(..., axis=-1) does, since rows that only fill up a batch are left out"
+                ) from error
+            metric.reset_state()
 
     def prepare(self, driver: Any, observation: Any) -> None:
         """Checks that env and networks fit, and makes the compiled functions; see `Agent.prepare`."""
@@ -188,7 +197,8 @@ class RolloutAgent(GradientAgent):
         if type(own) is not type(given) or sizes[0] != sizes[1]:
             raise ValueError(
                 f"{type(self).__name__} was built for actions of {self.action_space}, the env takes {action_space}. "
-                "Fix: build the agent with action_space=env.action_space"
+                "Fix: build the agent with action_space=env.action_space (of a gymnasium.vector env: "
+                "env.single_action_space)"
             )
 
     def open_lanes(self, nb_lanes: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -11,13 +10,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from rl.backend.tensorflow_plan import Plan
 from rl.common.misc_util import tree_map
 
-# Leaves up to this size travel together in one int32 buffer: a tensor of its own costs 5-50 us whatever is in it.
-_PACK_BYTES = 16384
-# What is packed, and the type it travels as: 4 bytes wide, or 8 where the upper half of an integer would be lost.
-_CARRIER = dict.fromkeys(("f2", "f4", "f8"), "f4") | dict.fromkeys(("i4", "i2", "i1", "u2", "u1", "b1"), "i4")
-_CARRIER |= {"i8": "i8", "u8": "u8", "u4": "u4"}
 _XLA_ERRORS = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, tf.errors.InternalError)
 
 
@@ -64,54 +59,6 @@ def to_numpy(tree: Any) -> Any:
     return tree_map(lambda x: x.numpy() if hasattr(x, "numpy") else np.asarray(x), tree)
 
 
-class _Plan:
-    """How the leaves of one input signature travel: which are packed, where, and the function traced for them."""
-
-    def __init__(self, function: Callable, args: tuple, leaves: Sequence[np.ndarray], jit_compile: bool):
-        packed, self.separate, offset = [], [], 0
-        for i, leaf in enumerate(leaves):
-            carrier = _CARRIER.get(leaf.dtype.str[1:])
-            if carrier and leaf.nbytes <= _PACK_BYTES:
-                words = leaf.size * (np.dtype(carrier).itemsize // 4)
-                packed.append((i, slice(offset, offset + words), carrier, leaf.shape, leaf.dtype))
-                offset += words
-            else:
-                self.separate.append(i)
-        self.buffer = np.zeros(offset, np.int32)
-        self.views = [(i, self.buffer[at].view(carrier).reshape(shape)) for i, at, carrier, shape, _ in packed]
-
-        def unpacked(buffer: tf.Tensor, *separate: tf.Tensor) -> Any:
-            tensors: list[Any] = [None] * len(leaves)
-            for i, tensor in zip(self.separate, separate, strict=True):
-                tensors[i] = tf.cast(tensor, tf.float32) if tensor.dtype == tf.float64 else tensor
-            for i, at, carrier, shape, dtype in packed:
-                piece = buffer[at]
-                if carrier != "i4":
-                    pair = tf.reshape(piece, (-1, 2)) if carrier in ("i8", "u8") else piece
-                    piece = tf.bitcast(pair, np.dtype(carrier))
-                if dtype != np.dtype(carrier) and dtype != np.float64:
-                    piece = tf.cast(piece, dtype)
-                tensors[i] = tf.reshape(piece, shape)
-            return function(*tf.nest.pack_sequence_as(args, tensors))
-
-        signature = [tf.TensorSpec(self.buffer.shape, tf.int32)]
-        signature += [tf.TensorSpec(leaves[i].shape, tf.as_dtype(leaves[i].dtype)) for i in self.separate]
-        concrete = tf.function(unpacked, jit_compile=jit_compile, autograph=False).get_concrete_function(*signature)
-        number = itertools.count()
-        # Where each output stands among the flat ones, which leave out None and take dicts by sorted keys.
-        self.outputs = tf.nest.map_structure(lambda x: None if x is None else next(number), concrete.structured_outputs)
-        # The function without the layers that bind arguments and look for gradient tapes: 90 of 270 us, on every call.
-        self.captured = list(concrete.captured_inputs)
-        self.concrete = concrete  # the graph lives as long as this object
-
-    def __call__(self, leaves: Sequence[np.ndarray]) -> Any:
-        for i, view in self.views:
-            view[...] = leaves[i]
-        separate = [tf.constant(leaves[i]) for i in self.separate]
-        flat = self.concrete.inference_fn.call_flat(tf.constant(self.buffer), *separate, *self.captured)
-        return tree_map(lambda i: None if i is None else flat[i].numpy(), self.outputs)
-
-
 class CompiledFunction:
     """A function on NumPy trees, traced once per input signature; see `compile_function`."""
 
@@ -120,7 +67,7 @@ class CompiledFunction:
         self._state = list(state)
         self._jit = jit  # one element, which functions on the same state share
         self._run_eagerly = run_eagerly
-        self._plans: dict[tuple, _Plan] = {}
+        self._plans: dict[tuple, Plan] = {}
         default = isinstance(device_scope(self._state), contextlib.nullcontext)
         self._device = None if default else _device_of(self._state[0])
 
@@ -145,14 +92,14 @@ class CompiledFunction:
         return self._first_call(signature, args, leaves) if plan is None else plan(leaves)
 
     def _first_call(self, signature: tuple, args: tuple, leaves: list[np.ndarray]) -> Any:
-        plan = _Plan(self._function, args, leaves, self._jit[0])
+        plan = Plan(self._function, args, leaves, self._jit[0])
         try:
             result = plan(leaves)
         except _XLA_ERRORS as refusal:
             if not self._jit[0]:
                 raise
             # XLA refuses a graph before it runs any of it, so nothing was updated and a plain graph may try again.
-            plan = _Plan(self._function, args, leaves, False)
+            plan = Plan(self._function, args, leaves, False)
             result = plan(leaves)
             self._jit[0] = False
             warnings.warn(
