@@ -6,7 +6,8 @@
 
 The work: CartPole-v1, network 64-64, Adam, in-process lanes, one intra-op thread on both sides. DQN: batch 32, one
 gradient step per env step, target copied every 500 env steps. PPO: tanh, 128 steps per lane, 4 epochs of batches of
-256; 64 lanes are compared with the peer's 8. The peer's Python needs `stable-baselines3` and a CPU build of `torch`.
+256; 64 lanes, in this process and in worker processes, are compared with the peer's 8. The peer's Python needs
+`stable-baselines3` and a CPU build of `torch`.
 Rounds alternate between the two; the ratio is taken within a round and the median is reported.
 """
 
@@ -45,11 +46,12 @@ PPO = """
     backend.set_threads(1)
     import gymnasium, keras
     from rl.agents import PPOAgent
-    from rl.common.vec_env import DummyVecEnv
+    from rl.common.vec_env import DummyVecEnv, SubprocVecEnv
     from rl.networks import actor_critic
 
-    lanes, steps, profile = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "profile"
-    env = DummyVecEnv([lambda: gymnasium.make("CartPole-v1")] * lanes)
+    lanes, steps, profile, workers = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "profile", sys.argv[5] != "0"
+    make = lambda: gymnasium.make("CartPole-v1")
+    env = SubprocVecEnv([make] * lanes) if workers else DummyVecEnv([make] * lanes)
     agent = PPOAgent(*actor_critic(env), env.action_space, nb_rollout_steps=128, nb_epochs=4, batch_size=256)
     agent.compile(keras.optimizers.Adam(3e-4, epsilon=1e-5))
     agent.fit(env, nb_steps=max(2 * 128 * lanes, steps // 3), verbose=0)
@@ -117,13 +119,16 @@ PEER = """
 """
 
 
-# Of each agent: our code, the lanes that are timed, and the lanes of the peer that they are compared with.
-AGENTS = {"dqn": (DQN + TIMED, {1: 1, 8: 8}), "ppo": (PPO + TIMED, {8: 8, 64: 8})}
+# Of each agent: our code; what is timed: (lanes, in worker processes?, lanes of the peer to compare with).
+AGENTS = {
+    "dqn": (DQN + TIMED, [(1, False, 1), (8, False, 8)]),
+    "ppo": (PPO + TIMED, [(8, False, 8), (64, False, 8), (64, True, 8)]),
+}
 
 
-def rate(python: str, code: str, lanes: int, steps: int, mode: str, agent: str) -> float:
+def rate(python: str, code: str, lanes: int, steps: int, mode: str, agent: str, workers: bool) -> float:
     env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
-    command = [python, "-c", textwrap.dedent(code), str(lanes), str(steps), mode, agent]
+    command = [python, "-c", textwrap.dedent(code), str(lanes), str(steps), mode, agent, str(int(workers))]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{python} failed:\n{done.stderr}")
@@ -145,19 +150,20 @@ def main() -> None:
     code, compared = AGENTS[args.agent]
     total = args.steps or {"dqn": 8000, "ppo": 40_000}[args.agent]
     figures: dict[str, list[float]] = {}
-    for lanes, peer_lanes in compared.items():
+    for lanes, workers, peer_lanes in compared:
         steps, peer_steps = (total * max(n, 4) // 8 for n in (lanes, peer_lanes))
         if args.profile:
-            print(f"{lanes} lane(s):")
-            rate(sys.executable, code, lanes, steps, "profile", args.agent)
+            print(f"{lanes} lane(s){', worker processes' * workers}:")
+            rate(sys.executable, code, lanes, steps, "profile", args.agent, workers)
             continue
         ours, peers = [], []
         for _ in range(args.rounds):
-            ours.append(rate(sys.executable, code, lanes, steps, "plain", args.agent))
+            ours.append(rate(sys.executable, code, lanes, steps, "plain", args.agent, workers))
             if args.peer:
-                peers.append(rate(args.peer, PEER, peer_lanes, peer_steps, "plain", args.agent))
-        figures[f"ours {lanes}"], figures[f"sb3 {lanes}"] = ours, peers
-        line = f"{lanes} lane(s): {statistics.median(ours):7.0f} env steps/s"
+                peers.append(rate(args.peer, PEER, peer_lanes, peer_steps, "plain", args.agent, False))
+        name = f"{lanes} lane(s){', worker processes' * workers}"
+        figures[f"ours, {name}"], figures[f"sb3, {peer_lanes} lane(s), beside {name}"] = ours, peers
+        line = f"{name}: {statistics.median(ours):7.0f} env steps/s"
         if peers:
             ratios = sorted(a / b for a, b in zip(ours, peers, strict=True))
             peer = f"Stable-Baselines3 on {peer_lanes} {statistics.median(peers):7.0f}"
