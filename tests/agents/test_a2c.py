@@ -282,7 +282,11 @@ def fragile(cls, **options):
 
 @pytest.mark.parametrize(
     ("cls", "options"),
-    [(A2CAgent, {}), (PPOAgent, {"nb_epochs": 1}), (PPOAgent, {"nb_epochs": 2, "batch_size": 2, "target_kl": 10.0})],
+    [
+        (A2CAgent, {}),
+        (PPOAgent, {"nb_epochs": 1, "batch_size": 4}),
+        (PPOAgent, {"nb_epochs": 2, "batch_size": 2, "target_kl": 10.0}),
+    ],
     ids=["a2c", "ppo", "ppo in batches"],
 )
 def test_a_value_that_is_not_a_number_stops_and_leaves_good_weights(cls, options):

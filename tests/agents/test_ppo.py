@@ -84,8 +84,7 @@ def test_updates_with_other_arguments_equal_the_twins(options):
     compare(**options)
 
 
-@pytest.mark.parametrize("lam", [0.8, 1.0])
-@pytest.mark.parametrize("kind", ["discrete", "box"])
+@pytest.mark.parametrize(("kind", "lam"), [("discrete", 1.0), ("box", 0.8)])
 def test_one_epoch_of_one_batch_without_clipping_is_a2c(kind, lam):
     options = {"nb_rollout_steps": 5, "lam": lam, "entropy_weight": 0.02, "normalize_advantage": False}
     a2c = make_agent(A2CAgent, kind, **options)
@@ -117,8 +116,7 @@ class Ratios(PPOAgent):
         {},
         {"kind": "box"},
         {"kind": "box with log std", "shared": True},
-        {"kind": "multi-discrete", "normalize_observation": True},
-        {"normalize_observation": True, "normalize_reward": True},
+        {"kind": "multi-discrete", "normalize_observation": True, "normalize_reward": True},
     ],
     ids=str,
 )
@@ -137,8 +135,7 @@ def test_the_ratio_is_1_in_the_first_batch_of_each_rollout_and_nowhere_else(opti
             assert np.abs(ratio - 1).max() > 1e-5
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("normalize_observation", [False, True])
+@pytest.mark.parametrize(("jit_compile", "normalize_observation"), [(False, False), (False, True), (True, True)])
 def test_one_compiled_step_has_no_divergence(jit_compile, normalize_observation):
     options = {"nb_epochs": 1, "batch_size": 15, "normalize_observation": normalize_observation}
     agent = small(compile_options={"jit_compile": jit_compile}, clip_range=1e-4, **options)
@@ -324,9 +321,8 @@ def test_sizes_that_do_not_divide_are_told_once(batch_size, lanes, text):
         warnings.simplefilter("always")
         agent.test(env, nb_episodes=1, verbose=0, visualize=False)
         assert not [w for w in caught if "batch_size" in str(w.message)]  # a test learns nothing
-        for _ in range(3):
-            agent.fit(env, nb_steps=20, verbose=0)
-            agent.fit(weather(lanes=lanes), nb_steps=5, verbose=0)
+        for again in (env, weather(lanes=lanes), env):
+            agent.fit(again, nb_steps=3, verbose=0)
     told = [w for w in caught if "batch_size" in str(w.message)]
     assert [str(w.message) for w in told] == ([] if text is None else [text])
     assert all(w.filename == __file__ for w in told)
@@ -430,15 +426,15 @@ def test_a_learning_rate_schedule_counts_gradient_steps():
 # ---- step size ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bound", [0.05, 0.5])
-def test_no_step_is_longer_than_max_grad_norm(bound):
+def test_no_step_is_longer_than_max_grad_norm():
     def step(**options):
         agent = small(nb_epochs=1, batch_size=15, optimizer=keras.optimizers.SGD(1.0), **options)
         before = flat_weights(agent)
         return flat_weights(train(agent, nb_steps=15)) - before
 
     free = step(max_grad_norm=None)
-    assert np.linalg.norm(free) > 0.5
+    bound = 0.2
+    assert np.linalg.norm(free) > 2 * bound
     np.testing.assert_allclose(step(max_grad_norm=bound), free * bound / np.linalg.norm(free), atol=1e-6)
 
 
