@@ -245,12 +245,12 @@ class RolloutAgent(GradientAgent):
 
     def _learn(self) -> np.ndarray | None:
         storage, rollout = self.storage, self.storage.rollout()
+        sums = storage.discounted_returns(self.gamma) if self.normalize_reward else rollout.reward[:1]
         valid = np.flatnonzero(rollout.valid)
         if not len(valid):
             storage.clear()
             return None
         rows, sizes, n = self._batches(valid, rollout.valid.size)
-        sums = storage.discounted_returns(self.gamma) if self.normalize_reward else rollout.reward[:1]
         rollout = rollout._replace(state0=self._processed(rollout.state0, 2), state1=self._processed(rollout.state1, 2))
         scheduled = {name: np.float32(value) for name, value in self.scheduled().items()}
         metrics, taken = self._functions[2](tuple(rollout), sums, rows, sizes, np.int32(n), scheduled)
