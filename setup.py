@@ -13,6 +13,7 @@ if VERSION is None:
 
 # OpenCV is what Gymnasium's AtariPreprocessing resizes with.
 ATARI = ["ale-py>=0.10", "opencv-python-headless>=4.8"]
+BOX2D = ["gymnasium[box2d]>=1.1"]
 CLASSIC_CONTROL = ["gymnasium[classic-control]>=1.1"]  # pygame, for windows and rgb frames only
 TENSORBOARD = ["tensorboard>=2.20"]  # TensorFlow itself stopped installing it with 2.21
 
@@ -36,7 +37,7 @@ setup(
     ],
     extras_require={
         "atari": ATARI,
-        "box2d": ["gymnasium[box2d]>=1.1"],
+        "box2d": BOX2D,
         "classic-control": CLASSIC_CONTROL,
         "mujoco": ["gymnasium[mujoco]>=1.1"],
         "tensorboard": TENSORBOARD,
@@ -44,6 +45,7 @@ setup(
         "gpu": ["tensorflow[and-cuda]>=2.20"],
         "dev": [
             *ATARI,
+            *BOX2D,
             *CLASSIC_CONTROL,
             *TENSORBOARD,
             "codespell>=2.3",

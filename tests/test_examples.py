@@ -1,10 +1,12 @@
 """Every example starts from nothing, trains, tests and ends."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -16,7 +18,22 @@ ARGUMENTS = {
         *("--nb-steps", "80", "--nb-steps-warmup", "40", "--limit", "1000", "--num-env", "2"),
         *("--nb-test-episodes", "1", "--nb-max-test-steps", "20"),
     ],
+    "ppo_cartpole.py": ["--nb-steps", "300", "--num-env", "3", "--nb-test-episodes", "2"],
+    "ppo_pendulum.py": [
+        *("--nb-steps", "100", "--num-env", "2", "--nb-rollout-steps", "40", "--normalize"),
+        *("--nb-test-episodes", "2"),
+    ],
+    "ppo_lunarlander.py": [
+        *("--nb-steps", "100", "--num-env", "2", "--nb-rollout-steps", "40", "--continuous"),
+        *("--nb-test-episodes", "2"),
+    ],
+    "ppo_atari.py": [
+        *("--nb-steps", "40", "--num-env", "2", "--nb-rollout-steps", "16"),
+        *("--nb-test-episodes", "1", "--nb-max-test-steps", "20"),
+    ],
+    "a2c_cartpole.py": ["--nb-steps", "300", "--num-env", "3", "--nb-test-episodes", "2"],
 }
+NEEDS = {"dqn_atari.py": ["ale_py", "cv2"], "ppo_atari.py": ["ale_py", "cv2"], "ppo_lunarlander.py": ["Box2D"]}
 
 
 # Nothing is written unless asked for.
@@ -43,9 +60,13 @@ def test_every_example_is_run():
 
 @pytest.mark.parametrize("name", sorted(ARGUMENTS))
 def test_example(name, tmp_path):
-    if name == "dqn_atari.py":
-        pytest.importorskip("ale_py")
-        pytest.importorskip("cv2")
+    for module in NEEDS.get(name, []):
+        pytest.importorskip(module)
     output = run([str(ROOT / "examples" / name), *ARGUMENTS[name]], tmp_path)
     assert "Episode 1: reward:" in output  # the last thing each of them does is to test
+    if name.startswith(("ppo", "a2c")):
+        header, row = re.search(r"^( +steps .*)\n(.*)$", output, re.M).groups()
+        metrics = dict(zip(header.split(), row.split(), strict=True))
+        assert np.isfinite(float(metrics["loss"]))  # "--" where no rollout was learnt from
+        assert re.search(r"^Mean return of the greedy policy: -?\d+\.\d$", output, re.M)
     assert [path.name for path in tmp_path.iterdir()] == FILES.get(name, [])
