@@ -55,7 +55,7 @@ def test_the_agent_of_the_guide_learns():
 
     from rl.memory import SequentialMemory
 
-    (source,) = python_blocks("docs/writing_an_agent.md")
+    source, _ = python_blocks("docs/writing_an_agent.md")
     namespace = {}
     exec(source, namespace)
 
@@ -71,3 +71,48 @@ def test_the_agent_of_the_guide_learns():
     assert all(np.any(a != b) for a, b in zip(before, model.get_weights(), strict=True))
     agent.test(env, nb_episodes=1, visualize=False, verbose=0)
     assert agent.from_config(agent.get_config()).alpha == 0.5
+
+
+def test_the_rollout_agent_of_the_guide_learns():
+    from rl.networks import actor_critic
+
+    _, source = python_blocks("docs/writing_an_agent.md")
+    namespace = {}
+    exec(source, namespace)
+
+    env = gymnasium.make("CartPole-v1")
+    agent = namespace["HuberActorCritic"](
+        *actor_critic(env), env.action_space, delta=0.5, nb_total_steps=80, nb_rollout_steps=20, entropy_weight=0.1
+    )
+    agent.compile("adam", ["mae"], jit_compile=False)
+    before = agent.model.get_weights()
+    agent.fit(env, nb_steps=60, verbose=0, seed=1)
+    assert agent.metrics_names[:5] == ["loss", "mae", "policy_loss", "value_loss", "entropy"]
+    assert all(np.any(a != b) for a, b in zip(before, agent.model.get_weights(), strict=True))
+    assert agent.scheduled()["entropy_weight"] == pytest.approx(0.025)
+    agent.test(env, nb_episodes=1, visualize=False, verbose=0)
+    again = agent.from_config(agent.get_config())
+    assert (again.delta, again.nb_total_steps, again.nb_rollout_steps) == (0.5, 80, 20)
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_the_recipes_on_ppos_page_make_agents_that_learn(number):
+    recipes = python_blocks("docs/agents/ppo.md")
+    assert len(recipes) == 5
+    namespace = {}
+    exec(recipes[number], namespace)
+    env, agent = namespace["env"], namespace["agent"]
+    before = agent.model.get_weights()
+    agent.fit(env, nb_steps=agent.nb_rollout_steps, verbose=0, seed=1)
+    assert all(np.any(a != b) for a, b in zip(before, agent.model.get_weights(), strict=True))
+
+
+def test_the_readmes_three_lines_make_an_agent_that_learns():
+    _, lines, *_ = python_blocks("README.md")
+    env = gymnasium.make("CartPole-v1")
+    namespace = {"env": env}
+    exec(lines, namespace)
+    agent = namespace["ppo"]
+    agent.compile(jit_compile=False)
+    agent.fit(env, nb_steps=agent.nb_rollout_steps, verbose=0, seed=1)
+    assert agent.run_state.nb_updates == 4
