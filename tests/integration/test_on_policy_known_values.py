@@ -212,7 +212,7 @@ def test_continuous_actions(kind, nb_outputs):
     box, goal = spaces.Box(-2, 2, (2,)), np.array([0.5, -1.0])
     make = probe([[1]], first, lambda s, a: end(s, -np.sum((a - goal) ** 2)), box)
     _, outputs, value = learn(
-        kind, make, nb_rollouts=600 if kind is A2CAgent else 200, nb_outputs=nb_outputs, rate=0.01
+        kind, make, nb_rollouts=400 if kind is A2CAgent else 200, nb_outputs=nb_outputs, rate=0.01
     )
     np.testing.assert_allclose(outputs[0, :2], goal, atol=0.15)
     assert outputs[0, 2:].max() < -1  # surer than at the start, when the standard deviation was 1
