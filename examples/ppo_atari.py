@@ -5,11 +5,11 @@
     python examples/ppo_atari.py --env ALE/Breakout-v5 --mixed-precision   # on a GPU
 
 Gymnasium's AtariPreprocessing makes 84 x 84 grey frames and plays each action for four of them; frames stay uint8
-until the network scales them. The hyper-parameters are those of rl-baselines3-zoo and of Schulman et al. (2017),
-arXiv:1707.06347, but for the paper's three epochs.
+until the network scales them. The hyper-parameters are those of rl-baselines3-zoo, which are close to those of Schulman
+et al. (2017), arXiv:1707.06347.
 
-Differs from them: the game repeats actions at random, as in Machado et al. (2018), doi:10.1613/jair.5699, and no
-button is pressed for the agent at the start of an episode.
+Differs from both: the game repeats actions at random, as in Machado et al. (2018), doi:10.1613/jair.5699, and FIRE is
+not pressed for the agent at the start of an episode. In games that wait for it, give --nb-max-test-steps.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def main() -> None:
     nb_updates = args.nb_steps // rows * NB_EPOCHS * math.ceil(rows / BATCH_SIZE)
     learning_rate = keras.optimizers.schedules.PolynomialDecay(2.5e-4, max(1, nb_updates), end_learning_rate=0.0)
     ppo.compile(keras.optimizers.Adam(learning_rate, epsilon=1e-5))
-    ppo.fit(env, nb_steps=args.nb_steps, verbose=1)
+    ppo.fit(env, nb_steps=args.nb_steps, log_interval=100_000, verbose=1)
     env.close()
 
     testing = {"atari": {"noop_max": 30}, "frame_stack": 4}

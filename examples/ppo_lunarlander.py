@@ -47,7 +47,7 @@ def main() -> None:
         entropy_weight=0.01,
     )
     ppo.compile(keras.optimizers.Adam(3e-4, epsilon=1e-5))
-    ppo.fit(env, nb_steps=args.nb_steps, verbose=1)
+    ppo.fit(env, nb_steps=args.nb_steps, log_interval=50_000, verbose=1)
 
     history = ppo.test(env, nb_episodes=args.nb_test_episodes, visualize=False)
     print(f"Mean return of the greedy policy: {np.mean(history.history['episode_reward']):.1f}")
