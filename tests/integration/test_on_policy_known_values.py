@@ -211,9 +211,8 @@ def test_an_action_that_pays_off_later(kind, mode):
 def test_continuous_actions(kind, nb_outputs):
     box, goal = spaces.Box(-2, 2, (2,)), np.array([0.5, -1.0])
     make = probe([[1]], first, lambda s, a: end(s, -np.sum((a - goal) ** 2)), box)
-    _, outputs, value = learn(
-        kind, make, nb_rollouts=400 if kind is A2CAgent else 200, nb_outputs=nb_outputs, rate=0.01
-    )
+    nb_rollouts, rate = (400, 0.02) if kind is A2CAgent else (200, 0.01)
+    _, outputs, value = learn(kind, make, nb_rollouts, nb_outputs=nb_outputs, rate=rate)
     np.testing.assert_allclose(outputs[0, :2], goal, atol=0.15)
     assert outputs[0, 2:].max() < -1  # surer than at the start, when the standard deviation was 1
     assert abs(value[0]) < 0.2
