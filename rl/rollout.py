@@ -76,7 +76,7 @@ class RolloutStorage:
     def __init__(self, nb_steps: int):
         self.nb_steps = nb_steps
         self.nb_lanes = self.count = 0
-        self.started_at = 0.0
+        self.started_at = self._latest = 0.0
         self._rows: Any = None
         self._return = np.zeros(0)
 
@@ -95,6 +95,11 @@ class RolloutStorage:
     def clear(self) -> None:
         """Forgets all steps."""
         self.count, self.started_at = 0, time.monotonic()
+
+    def resume(self) -> None:
+        """Goes on after a pause, which does not count: `started_at` moves by the time since the last step."""
+        now = time.monotonic()
+        self.started_at = now if self.count == 0 else self.started_at + now - self._latest
 
     @property
     def full(self) -> bool:
@@ -120,7 +125,7 @@ class RolloutStorage:
                 self._write(name, store, rows)
             else:
                 tree_map(functools.partial(self._write, name), store, rows)
-        self.count += 1
+        self.count, self._latest = self.count + 1, time.monotonic()
 
     def _allocated(self, rows: Any) -> np.ndarray:
         rows = _as_frames(rows)

@@ -26,7 +26,8 @@ class A2CAgent(RolloutAgent):
 
     Differs from the paper in: lanes step together, so there is no stale gradient; the gradient is that of one mean over
     the rollout, its norm is clipped; a truncated episode bootstraps from its true last observation. In Keras' RMSprop
-    epsilon stands inside the root, as in the reference implementation, and the mean of squares starts at 0, not at 1.
+    epsilon stands inside the root and the mean of squares starts at 0 (in TensorFlow 1's, which the paper's authors
+    used, it starts at 1).
 
     Args:
         actor: See `RolloutAgent`.

@@ -30,8 +30,8 @@ class PPOAgent(A2CAgent):
     `(R - (V_old + clip(V - V_old, -c, c)))^2`, as in the authors' implementation.
 
     Differs from the paper in: the value's loss is weighed by 0.5, the gradient's norm is clipped, advantages are
-    standardised in each batch (all as in the authors' implementation); a truncated episode bootstraps from its true
-    last observation.
+    standardised in each batch (as in the authors' implementation, which halves the value's loss once more); a truncated
+    episode bootstraps from its true last observation.
 
     Args:
         actor: See `RolloutAgent`.

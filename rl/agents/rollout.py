@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from gymnasium import spaces
 from keras import ops
 
 from rl.agents.actor_critic import ActorCritic
@@ -34,8 +35,9 @@ class RolloutAgent(GradientAgent):
     Args:
         actor: Keras network from states `(1, *obs)` or `(*obs)` to what the policy's distribution takes: logits for
             `Discrete`, `MultiDiscrete` (side by side) and `MultiBinary`; for `Box` means `(None, A)`, to which a
-            trainable log standard deviation is added that does not depend on the state, or means and log standard
-            deviations `(None, 2 A)`. Without a critic: a network with two outputs, that and the value.
+            trainable log standard deviation is added that does not depend on the state, or (a functional or Sequential
+            model) means and log standard deviations `(None, 2 A)`. Without a critic: a network with two outputs, that
+            and the value.
         critic: Keras network from the same states to one value `(None, 1)`, or None.
         action_space: The action space of one env.
         nb_rollout_steps: Steps of each lane per rollout.
@@ -186,12 +188,16 @@ class RolloutAgent(GradientAgent):
             self._told_sizes = True
             last = f"the last batch of each epoch has {rows % size}" if rows > size else "so an epoch is one batch"
             warn_user(f"A rollout of {self.nb_rollout_steps} x {driver.nb_lanes} steps, batch_size={size}: {last}")
+        self.storage.resume()
         self._make_functions()
 
     def check_spaces(self, observation_space: Any, action_space: Any) -> None:
         """The env's actions must be those that the agent was built for; see `GradientAgent.check_spaces`."""
-        if action_space is None:
-            return  # an old env that does not tell
+        if action_space is None:  # an old env that does not tell
+            plain = isinstance(self.action_space, spaces.Discrete) and self.action_space.start == 0
+            expected = "Discrete, from 0 up, where the env tells no action_space that others would be fitted to"
+            require("action_space", self.action_space, plain, f"{expected} (fix: set env.action_space)")
+            return
         own, given = (distribution_for(space) for space in (self.action_space, action_space))
         sizes = [[part.nb_outputs for part in getattr(d, "parts", [d])] for d in (own, given)]
         if type(own) is not type(given) or sizes[0] != sizes[1]:

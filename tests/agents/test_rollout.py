@@ -1,5 +1,6 @@
 """`RolloutAgent`: lifetime and lanes, rollouts left open, what is logged, refusals, compiled or not."""
 
+import time
 import warnings
 
 import gymnasium as gym
@@ -486,3 +487,20 @@ def test_nothing_is_traced_anew_after_the_first_rollout(mode):
     assert [f.nb_traces for f in agent._functions] == before
     if mode is gym.vector.AutoresetMode.NEXT_STEP:
         assert len({int(r[-1].sum()) for r in rollouts}) > 1
+
+
+def test_a_pause_between_two_fits_is_not_counted_as_time_of_the_rollout():
+    agent, env = make_agent(nb_rollout_steps=8), Counting()
+    agent.fit(env, nb_steps=12, verbose=0)
+    time.sleep(0.5)
+    history = agent.fit(env, nb_steps=12, verbose=0).history["steps_per_second"]
+    assert np.nanmin(history) > 8 / 0.4
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(3, start=5), spaces.Box(-1, 1, (3,), np.float32)])
+def test_an_env_that_tells_no_action_space_takes_actions_that_need_no_fitting(space):
+    make_agent().check_spaces(None, None)
+    agent = make_agent(action_space=space)
+    agent.check_spaces(None, space)
+    with pytest.raises(ValueError, match=r"action_space must be Discrete, from 0 up, .* \(fix: set env.action_space\)"):
+        agent.check_spaces(None, None)
