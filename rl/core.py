@@ -97,6 +97,7 @@ class Agent(SavedAgent, keras.Model):
         ValueError: The processor is none, for instance a class.
     """
 
+    can_overlap = False  # whether `learn` is implemented
     optimizer: Any = None  # there before `compile`, for callbacks and for subclasses that never call ours
 
     def __init__(self, processor: Processor | None = None, **kwargs: Any):
@@ -133,6 +134,14 @@ class Agent(SavedAgent, keras.Model):
             One value per `metrics_names`: means over the updates of this call, or None without an update.
         """
         raise NotImplementedError(f"{type(self).__name__} must implement observe(transition) for N lanes")
+
+    def learn(self) -> np.ndarray | None:
+        """Learns from what `observe` has stored; called while the env steps, in `fit(overlap=True)`.
+
+        Returns:
+            As `observe`, which only stores then.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must implement learn(), since can_overlap is True")
 
     def prepare(self, driver: Any, observation: Any) -> None:
         """Called by `fit` and `test` before the first action; raises where agent and env do not fit together.
@@ -234,6 +243,7 @@ class Agent(SavedAgent, keras.Model):
         *,
         nb_episodes: int | None = None,
         seed: int | None = None,
+        overlap: bool = False,
     ) -> keras.callbacks.History:
         """Trains the agent on an env.
 
@@ -253,6 +263,9 @@ class Agent(SavedAgent, keras.Model):
                 `nb_steps`, the first limit reached decides.
             seed: Seeds the env and every random stream of the agent, and starts new episodes. Without it a further
                 `fit` goes on with the open episodes, where no other `fit` or `test` has used this env meanwhile.
+            overlap: Take the gradient steps that are due while the workers of a vector env step, instead of between two
+                steps. An action is chosen before the gradient steps for the step before it, otherwise after; the
+                numbers of both stay the same.
 
         Returns:
             The Keras `History`: one entry per finished episode, `episode_reward` among them.
@@ -267,6 +280,8 @@ class Agent(SavedAgent, keras.Model):
         if nb_steps is None and nb_episodes is None:
             raise ValueError("fit() needs a limit: give nb_steps (env steps) or nb_episodes")
         self._check_compiled("fit")
+        if overlap and not self.can_overlap:
+            raise ValueError(f"{type(self).__name__} cannot learn while the env steps: leave out overlap=True")
         if self._running is not None:
             raise RuntimeError("fit() was called inside fit() or test(), by a callback or another thread")
         from rl.callbacks import TrainEpisodeLogger, TrainIntervalLogger, Visualizer
@@ -284,6 +299,11 @@ class Agent(SavedAgent, keras.Model):
         state.training, self.stop_training = True, False
         try:
             lanes = self._lanes_for(env, options, seed)
+            state.overlap, state.learnt = overlap, state.step
+            if overlap and not lanes.driver.is_vector:
+                raise ValueError(
+                    "overlap=True needs a vector env, whose workers step meanwhile (make_gym_env makes one)"
+                )
             if seed is not None:
                 self.seed(seed)
             stop_step = None
@@ -294,7 +314,7 @@ class Agent(SavedAgent, keras.Model):
             self._lanes = None  # the env may be in the middle of a step
             raise
         finally:
-            state.training = False
+            state.training = state.overlap = False
             # A next fit owes only what the last vector step took too much, not what a stop left undone.
             state.requested = state.step if nb_steps is None else min(state.step, state.requested)
         return history
@@ -388,6 +408,8 @@ class Agent(SavedAgent, keras.Model):
         try:
             hooks.on_train_begin({})
             did_abort = run(self, lanes, hooks, **limits)
+            if self.run_state.overlap:
+                self.learn()  # from the last step
         except KeyboardInterrupt:
             self._lanes = None
         finally:

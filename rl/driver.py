@@ -188,13 +188,14 @@ class EnvDriver:
             self._settled, self.failed = True, False
         return self._observation
 
-    def step(self, action: Any) -> Transition:
+    def step(self, action: Any, meanwhile: Callable[[], Any] | None = None) -> Transition:
         """Act in every lane.
 
         Args:
             action: (N,) integers, an index 0..n-1 each, (N, K) integers for ``MultiDiscrete`` and ``MultiBinary``, or
                 (N, A) floats; see `Transition`. A lane that only resets itself or plays a start step ignores its
                 action.
+            meanwhile: Called once while the envs step; on a vector env only.
 
         Returns:
             The `Transition`.
@@ -213,7 +214,7 @@ class EnvDriver:
             raise ValueError(f"step() needs {self.nb_lanes} actions, one per lane, got shape {action.shape}.")
         sent = self._to_env(self._actions.in_space(action))
         self.started, self.failed = self._none, True
-        row = self._play(action, sent)
+        row = self._play(action, sent, meanwhile)
         for _ in range(self.action_repetition - 1):
             if row.terminated[0] or row.truncated[0]:
                 break
@@ -232,11 +233,18 @@ class EnvDriver:
             actions = self._starts.fill(actions, self._observation)
         return self._actions.to_env(self._lane_processor.actions(actions))
 
-    def _play(self, action: np.ndarray, sent: Any) -> Transition:
+    def _play(self, action: np.ndarray, sent: Any, meanwhile: Callable[[], Any] | None = None) -> Transition:
         """Step the env once; what is left to `_settle` is the episodes' bookkeeping."""
         before = self._observation
         valid = ~(self._resetting | (self._starts.left > 0)) if self._special else self._all
-        given, reward, terminated, truncated, info = self._venv.step(sent)
+        if meanwhile is None:
+            given, reward, terminated, truncated, info = self._venv.step(sent)
+        else:
+            self._venv.step_async(sent)
+            try:
+                meanwhile()
+            finally:  # no step is left pending, whatever happened
+                given, reward, terminated, truncated, info = self._venv.step_wait()
         # Copies, since an env may reuse its arrays and a processor may change an entry.
         terminated, truncated = np.array(terminated, bool), np.array(truncated, bool)
         self._env_ended = terminated | truncated

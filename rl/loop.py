@@ -6,13 +6,12 @@ when to stop. It knows no algorithm.
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rl.common.interrupts import Interrupts
 from rl.common.misc_util import tree_map
 
 if TYPE_CHECKING:
@@ -32,6 +31,9 @@ class RunState:
         finished: Lifetime number of episodes that ended; others were left open when their env was left.
         nb_updates: Lifetime gradient steps.
         owed: Gradient steps that are due and not taken yet (fewer than `steps_per_execution`).
+        overlap: Learning takes place while the env steps, in `Agent.learn`.
+        learnt: Lifetime env steps whose gradient steps are counted in `owed`, where learning overlaps.
+        acted_on: The observations that the running step acts on, likewise.
         lane_steps: `(N,)` steps of each lane since it was opened, where something depends on them.
         windows: Where recent frames are looked up: the memory in `fit`, a small one of its own in `test`.
         metric_names: The names of the metrics that are summed.
@@ -42,13 +44,16 @@ class RunState:
     """
 
     __slots__ = (
+        "acted_on",
         "episode",
         "finished",
         "lane_steps",
+        "learnt",
         "metric_count",
         "metric_names",
         "metric_sum",
         "nb_updates",
+        "overlap",
         "owed",
         "recent_action",
         "recent_observation",
@@ -61,7 +66,9 @@ class RunState:
 
     def __init__(self, training: bool = False):
         self.training = training
-        self.step = self.requested = self.episode = self.finished = self.nb_updates = self.owed = 0
+        self.step = self.requested = self.episode = self.finished = self.nb_updates = self.owed = self.learnt = 0
+        self.overlap = False
+        self.acted_on: Any = None
         self.windows: Any = None
         self.lane_steps: Any = None
         self.metric_names: list[str] = []
@@ -135,32 +142,6 @@ class Lanes:
         return logs
 
 
-class Interrupts:
-    """Turns the first Ctrl-C into a flag, read between steps, so that no step is half done; the second one raises."""
-
-    def __enter__(self) -> Interrupts:
-        self.pressed = False
-        self._previous: Any = None
-        if threading.current_thread() is threading.main_thread():
-            previous = signal.getsignal(signal.SIGINT)
-            if callable(previous):  # not where SIGINT is ignored, as in a shell's background job
-                self._previous = previous
-                signal.signal(signal.SIGINT, self._press)
-        return self
-
-    def _press(self, signum: int, frame: Any) -> None:
-        if self.pressed:
-            raise KeyboardInterrupt
-        self.pressed = True
-
-    def __exit__(self, *error: Any) -> None:
-        if self._previous is not None:
-            signal.signal(signal.SIGINT, self._previous)
-            outer = getattr(self._previous, "__self__", None)
-            if self.pressed and isinstance(outer, Interrupts):
-                outer.pressed = True  # a `test` inside a `fit`: the user wants out of both
-
-
 def run(
     agent: Agent,
     lanes: Lanes,
@@ -188,6 +169,12 @@ def run(
     names = list(agent.metrics_names)
     reported = np.ones(driver.nb_lanes, bool) if quota is None else quota > 0
     acting: Any = ()  # lanes whose steps are reported; a lane that only resets itself has no step
+    learnt: Any = None
+
+    def learn() -> None:
+        nonlocal learnt
+        learnt = agent.learn()
+
     for lane in np.flatnonzero(lanes.open):  # an episode left open by the last `fit` is new to these callbacks
         hooks.on_episode_begin(int(lanes.episode[lane]), {"lane": int(lane)})
 
@@ -206,15 +193,16 @@ def run(
             action = agent.act(observation)
             for lane, episode in acting:
                 hooks.on_action_begin(action[lane], {"episode": episode, "lane": lane})
-            transition = driver.step(action)
+            nb_updates = state.nb_updates
+            transition = driver.step(action, learn if state.overlap else None)
             for lane, episode in acting:
                 hooks.on_action_end(action[lane], {"episode": episode, "lane": lane})
             valid = transition.valid
             state.step += int(np.count_nonzero(valid))
             lanes.length += valid
             lanes.episode_reward += transition.reward
-            nb_updates = state.nb_updates
             metrics = agent.observe(transition)
+            metrics = learnt if state.overlap else metrics
             if metrics is not None:
                 weight = np.isfinite(metrics) * max(state.nb_updates - nb_updates, 1)
                 state.metric_sum = state.metric_sum + np.where(weight, metrics, 0.0) * weight

@@ -96,7 +96,7 @@ def test_arguments_and_defaults_are_keras_rls():
         "start_step_policy": None,
         "verbose": 1,
     }
-    for method, old, new in ((Agent.fit, fit, {"nb_episodes", "seed"}), (Agent.test, test, {"seed"})):
+    for method, old, new in ((Agent.fit, fit, {"nb_episodes", "seed", "overlap"}), (Agent.test, test, {"seed"})):
         parameters = list(inspect.signature(method).parameters.values())[1:]
         assert {p.name: p.default for p in parameters[: len(old)]} == old
         assert [p.name for p in parameters[: len(old)]] == list(old)  # positions, too

@@ -45,6 +45,8 @@ class ReplayAgent(ForwardBackward, GradientAgent):
         ValueError: An argument is out of range; the message names it.
     """
 
+    can_overlap = True
+
     def __init__(
         self,
         nb_actions: int,
@@ -141,6 +143,8 @@ class ReplayAgent(ForwardBackward, GradientAgent):
 
     def act(self, observation: Any) -> np.ndarray:
         """Looks up the lanes' windows, evaluates the policy network once, explores; see `Agent.act`."""
+        if self.run_state.overlap:
+            self.run_state.acted_on = observation
         known, outputs = self._ahead
         if known is None or known is not observation or not self.training:
             outputs = self.evaluate(self._states(observation))
@@ -170,12 +174,22 @@ class ReplayAgent(ForwardBackward, GradientAgent):
             state.windows.push(transition.observation, keep, ended)
             return None
         self.memory.extend(transition, store)
+        if state.overlap:
+            return None
         nb_steps = int(np.count_nonzero(transition.valid))
         following = transition.next_observation
         metrics = self._learn(state.step - nb_steps, len(transition.valid), lambda: self._states(following))
         if metrics is not None:
             # Where no episode ended the driver hands out this very object as the next observation.
             self._ahead = (following, self._ahead[1])
+        return metrics
+
+    def learn(self) -> np.ndarray | None:
+        """Takes the gradient steps that are due for the steps stored since the last call; see `Agent.learn`."""
+        state = self.run_state
+        # Nobody knows the next observations yet: the look-ahead is given those of the running step, and not used.
+        metrics = self._learn(state.learnt, len(state.lane_steps), lambda: self._states(state.acted_on))
+        state.learnt, self._ahead = state.step, (None, None)
         return metrics
 
     def _learn(self, before: int, nb_lanes: int, next_states: Callable[[], Any]) -> np.ndarray | None:
