@@ -102,7 +102,7 @@ def test_arguments_and_defaults_are_keras_rls():
         assert [p.name for p in parameters[: len(old)]] == list(old)  # positions, too
         assert all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters[: len(old)])
         assert {p.name for p in parameters[len(old) :]} == new
-        assert all(p.kind is p.KEYWORD_ONLY and p.default is None for p in parameters[len(old) :])
+        assert all(p.kind is p.KEYWORD_ONLY and not p.default for p in parameters[len(old) :])
 
 
 @pytest.mark.parametrize("method", ["fit", "test"])
