@@ -75,24 +75,33 @@ def tree_paths(tree: Any) -> list[tuple[str, Any]]:
     return pairs
 
 
-def set_global_seeds(seed: int | None) -> None:
+def set_global_seeds(seed: int | None, deterministic: bool = False) -> None:
     """Seed Python's and NumPy's global generators, and Keras' where Keras has been imported already.
 
     Importing Keras only to seed it would cost seconds in a worker that never uses it, hence the condition.
 
     Args:
         seed: An integer from 0 to 2**32 - 1, or None for fresh entropy (Keras is then left as it is).
+        deterministic: Also import Keras, and let the backend use only operations that give the same bits in every run
+            on the same machine, for the rest of the process. False changes nothing about them.
 
     Raises:
         TypeError: If `seed` is not an integer.
-        ValueError: If `seed` is out of range.
+        ValueError: If `seed` is out of range, or None where `deterministic` is asked for.
+        RuntimeError: If the backend can no longer be made deterministic (JAX on a GPU); the message says how.
     """
+    if deterministic and seed is None:
+        raise ValueError("deterministic=True needs a seed, got seed=None: every run would begin with other weights.")
     if seed is not None:
         if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
             raise TypeError(f"seed must be an integer or None, got {seed!r} of type {type(seed).__name__}.")
         seed = int(seed)
         if not 0 <= seed <= MAX_SEED:
             raise ValueError(f"seed must be from 0 to {MAX_SEED}, got {seed}.")
+    if deterministic:  # first, since it may refuse
+        from rl.backend.determinism import make_deterministic
+
+        make_deterministic()
     random.seed(seed)
     np.random.seed(seed)
     keras = sys.modules.get("keras")
