@@ -88,6 +88,23 @@ class Policy(RandomStream):
     def _select(self, rows: np.ndarray) -> Any:
         return self.select_action(q_values=rows)
 
+    def probabilities(self, q_values: ArrayLike) -> np.ndarray:
+        """The probability of each action, for agents that learn from the mean over actions.
+
+        Args:
+            q_values: ``(..., nb_actions)``.
+
+        Returns:
+            Of the same shape, float64; along the last axis they add up to 1.
+
+        Raises:
+            ValueError: If the policy cannot tell.
+        """
+        raise ValueError(
+            f"{type(self).__name__} cannot tell the probabilities of its actions. Use an epsilon-greedy, greedy or "
+            "Boltzmann policy, or implement probabilities(q_values)."
+        )
+
     @property
     def metrics(self) -> list[Any]:
         """Values to log, in the order of `metrics_names`."""
@@ -161,6 +178,10 @@ class EpsGreedyQPolicy(_QPolicy):
         random = self.rng.integers(rows.shape[1], size=len(rows))
         return np.where(self.rng.random(len(rows)) < self.eps, random, rows.argmax(axis=1))
 
+    def probabilities(self, q_values: ArrayLike) -> np.ndarray:
+        """`eps` spread evenly, the rest on the best action, float64."""
+        return self.eps / np.shape(q_values)[-1] + (1.0 - self.eps) * _greedy(q_values)
+
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
         return {**super().get_config(), "eps": self.eps}
@@ -169,6 +190,10 @@ class EpsGreedyQPolicy(_QPolicy):
 @register
 class GreedyQPolicy(_QPolicy):
     """The action of the highest Q-value, the first one among equals."""
+
+    def probabilities(self, q_values: ArrayLike) -> np.ndarray:
+        """1 for the best action, float64."""
+        return _greedy(q_values)
 
     def _choose(self, rows: np.ndarray) -> np.ndarray:
         return rows.argmax(axis=1)
@@ -194,13 +219,16 @@ class BoltzmannQPolicy(_QPolicy):
 
     def probabilities(self, q_values: ArrayLike) -> np.ndarray:
         """Returns the probability of every action, of the shape of `q_values`, float64."""
+        return self._boltzmann(q_values)
+
+    def _boltzmann(self, q_values: ArrayLike) -> np.ndarray:
         q_values = np.asarray(q_values, np.float64)
         below = (q_values - q_values.max(axis=-1, keepdims=True)) / self.tau
         weights = np.exp(np.maximum(below, self.clip[0] - self.clip[1]))
         return weights / weights.sum(axis=-1, keepdims=True)
 
     def _choose(self, rows: np.ndarray) -> np.ndarray:
-        return _sample_rows(self.probabilities(rows), self.rng)
+        return _sample_rows(self._boltzmann(rows), self.rng)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
@@ -226,6 +254,10 @@ class MaxBoltzmannQPolicy(BoltzmannQPolicy):
     def _choose(self, rows: np.ndarray) -> np.ndarray:
         random = super()._choose(rows)
         return np.where(self.rng.random(len(rows)) < self.eps, random, rows.argmax(axis=1))
+
+    def probabilities(self, q_values: ArrayLike) -> np.ndarray:
+        """Boltzmann's by `eps`, the rest on the best action, float64."""
+        return self.eps * super().probabilities(q_values) + (1.0 - self.eps) * _greedy(q_values)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
@@ -382,11 +414,19 @@ class LinearAnnealedPolicy(Policy):
 
     def select_action(self, **kwargs: Any) -> Any:
         """Sets the attribute and lets the inner policy choose, for one lane or for all."""
-        setattr(self.inner_policy, self.attr, self.get_current_value())
+        self._anneal()
         values: Any = kwargs["q_values"] if "q_values" in kwargs else kwargs.get("probs")
         if np.ndim(values) == 2:
             return self.inner_policy.select_actions(values)
         return self.inner_policy.select_action(**kwargs)
+
+    def _anneal(self) -> None:
+        setattr(self.inner_policy, self.attr, self.get_current_value())
+
+    def probabilities(self, q_values: ArrayLike) -> np.ndarray:
+        """Sets the attribute and asks the inner policy."""
+        self._anneal()
+        return self.inner_policy.probabilities(q_values)
 
     @property
     def rng(self) -> np.random.Generator:
@@ -433,6 +473,11 @@ class LinearAnnealedPolicy(Policy):
         config = dict(config)
         config["inner_policy"] = keras.saving.deserialize_keras_object(config["inner_policy"])
         return cls(**config)
+
+
+def _greedy(q_values: ArrayLike) -> np.ndarray:
+    q_values = np.asarray(q_values)
+    return np.eye(q_values.shape[-1])[q_values.argmax(axis=-1)]
 
 
 def _sample_rows(probabilities: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -449,3 +449,32 @@ def test_an_annealed_policy_has_the_stream_and_state_of_its_inner_policy():
 def test_bad_arguments_are_refused_at_construction(make):
     with pytest.raises(ValueError, match="got"):
         make()
+
+
+# ---- probabilities --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [GreedyQPolicy(), EpsGreedyQPolicy(0.3), BoltzmannQPolicy(0.7), MaxBoltzmannQPolicy(0.4, tau=0.5)],
+    ids=lambda p: type(p).__name__,
+)
+def test_probabilities_are_the_frequencies_of_the_choices(policy):
+    rows = np.array([ROW, ROW[::-1], np.zeros(len(ROW))])
+    told = policy.probabilities(rows)
+    assert told.shape == rows.shape
+    np.testing.assert_allclose(told.sum(axis=-1), 1.0, rtol=1e-12)
+    for row, probabilities in zip(rows, told, strict=True):
+        np.testing.assert_allclose(policy.probabilities(row), probabilities)
+        policy.rng = 5
+        counts = np.bincount(policy.select_actions(np.tile(row, (20_000, 1))), minlength=len(row))
+        spread = np.sqrt(20_000 * probabilities * (1 - probabilities))
+        assert (np.abs(counts - 20_000 * probabilities) <= 4 * spread).all()
+
+
+def test_probabilities_of_an_annealed_policy_follow_the_step_and_one_that_has_none_says_so():
+    policy = LinearAnnealedPolicy(EpsGreedyQPolicy(), "eps", 1.0, 0.0, 0.1, nb_steps=100)
+    policy._set_agent(SimpleNamespace(step=50, training=True))
+    np.testing.assert_allclose(policy.probabilities([0.0, 1.0]), [0.25, 0.75])
+    with pytest.raises(ValueError, match="BoltzmannGumbelQPolicy cannot tell the probabilities of its actions"):
+        BoltzmannGumbelQPolicy().probabilities(ROW)

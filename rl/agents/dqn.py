@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium
 import keras
-import numpy as np
 from keras import ops
 
 from rl.agents.base import ReplayAgent
-from rl.common.misc_util import tree_map
+from rl.agents.q_values import QValues
 from rl.memory import Batch
-from rl.networks import check_output, feed
+from rl.networks import feed
 from rl.ops import huber, take
-from rl.policy import EpsGreedyQPolicy, GreedyQPolicy, Policy
-from rl.util import clone_model, require
+from rl.util import clone_model
 
 AbstractDQNAgent = ReplayAgent
 
@@ -26,7 +23,7 @@ def mean_q(y_true: Any, y_pred: Any) -> Any:
 
 
 @keras.saving.register_keras_serializable(package="rl")
-class DQNAgent(ReplayAgent):
+class DQNAgent(QValues, ReplayAgent):
     """Deep Q-learning on any number of lanes.
 
     With online network Q, target network Q' and d = 1 where the episode terminated (Mnih et al. 2015,
@@ -74,7 +71,7 @@ class DQNAgent(ReplayAgent):
     ):
         if dueling_type not in ("avg", "max", "naive"):
             raise ValueError(f"dueling_type must be 'avg', 'max' or 'naive', got {dueling_type!r}")
-        check_output(model, nb_actions, type(self).__name__)
+        self._check_model(model, nb_actions)
         kwargs.setdefault("dtype", model.dtype_policy)
         super().__init__(nb_actions=nb_actions, **kwargs)
         self.enable_double_dqn = bool(enable_double_dqn)
@@ -84,11 +81,7 @@ class DQNAgent(ReplayAgent):
         self.model = dueling_network(model, self.nb_actions, dueling_type) if enable_dueling_network else model
         self.target_model = clone_model(self.model, self.custom_model_objects)
         self.target_model.trainable = False
-        self.policy = policy if policy is not None else EpsGreedyQPolicy()
-        self.test_policy = test_policy if test_policy is not None else GreedyQPolicy()
-        for name, p in (("policy", self.policy), ("test_policy", self.test_policy)):
-            require(name, p, isinstance(p, Policy), "an instance of rl.policy.Policy")
-            p._set_agent(self)
+        self._set_policies(policy, test_policy)
 
     def targets(self) -> list[tuple[Any, Any]]:
         """See `ReplayAgent.targets`."""
@@ -115,33 +108,6 @@ class DQNAgent(ReplayAgent):
         prediction = take(q0, batch.action)
         loss = ops.mean(batch.weight * huber(target - prediction, self.delta_clip))
         return loss, target, prediction, {"mean_q": ops.mean(ops.max(q0, axis=-1))}
-
-    def explore(self, outputs: np.ndarray) -> np.ndarray:
-        """The policy's actions for Q-values `(N, nb_actions)`: `policy` in `fit`, `test_policy` in `test`."""
-        return (self.policy if self.training else self.test_policy).select_actions(outputs)
-
-    def compute_q_values(self, state: Any) -> np.ndarray:
-        """Q-values `(nb_actions,)` of one state, a list of `window_length` observations."""
-        return self.compute_batch_q_values([state])[0]
-
-    def compute_batch_q_values(self, state_batch: Any) -> np.ndarray:
-        """Q-values `(B, nb_actions)` of a batch of states, each a list of `window_length` observations."""
-        states = [tree_map(lambda *frames: np.stack(frames), *state) for state in state_batch]
-        return self.evaluate(tree_map(lambda *rows: np.stack(rows), *states))
-
-    def check_spaces(self, observation_space: Any, action_space: Any) -> None:
-        """Q-learning chooses one of `nb_actions` discrete actions; see `ReplayAgent.check_spaces`."""
-        if isinstance(action_space, gymnasium.Space) and not isinstance(action_space, gymnasium.spaces.Discrete):
-            raise ValueError(
-                f"{type(self).__name__} chooses one of nb_actions discrete actions, the env's action space is "
-                f"{action_space}. Fix: an env with a Discrete space (gymnasium.wrappers.DiscretizeAction makes one of "
-                "a Box), or an agent for continuous actions"
-            )
-        if getattr(action_space, "n", self.nb_actions) != self.nb_actions:
-            raise ValueError(
-                f"nb_actions={self.nb_actions}, but the env has {action_space.n} actions ({action_space}). "
-                "Fix: nb_actions=env.action_space.n, and a network with that many outputs"
-            )
 
     def load_weights(self, filepath: Any) -> None:
         """Reads a weights file into the network and its target; see `Agent.load_weights`."""

@@ -117,6 +117,11 @@ class GradientAgent(Agent):
         """The policy network's output for states `(B, W, *obs)`, in float32."""
         return ops.cast(self.model(feed(self.model, states), training=training), "float32")
 
+    def evaluate(self, states: Any) -> Any:
+        """The policy network's outputs, `(B, ...)` float32, for states `(B, W, *obs)`, compiled."""
+        self._make_functions()
+        return self._functions[0](self._processed(states))
+
     # ---- set-up -------------------------------------------------------------------------------------------------
 
     def default_optimizer(self) -> keras.optimizers.Optimizer:
@@ -197,7 +202,8 @@ class GradientAgent(Agent):
             self._functions = Untracked([first, *more])
 
     def _functions_to_compile(self) -> list[Callable]:
-        raise NotImplementedError
+        """The functions of tensors to compile: `call` first, then what else the agent needs."""
+        raise NotImplementedError(f"{type(self).__name__} must implement _functions_to_compile()")
 
     def _example_states(self, observation: Any, window_length: int) -> Any:
         """States as the network will be given them, made of a first observation, for checks of shapes."""

@@ -154,11 +154,6 @@ class ReplayAgent(ForwardBackward, GradientAgent):
         windows = self.run_state.windows
         return windows.get_recent_states(observation) if windows is self.memory else windows.states(observation)
 
-    def evaluate(self, states: Any) -> np.ndarray:
-        """The policy network's outputs, `(B, ...)` float32, for states `(B, W, *obs)`, compiled."""
-        self._make_functions()
-        return self._functions[0](self._processed(states))
-
     # ---- learning -----------------------------------------------------------------------------------------------
 
     def observe(self, transition: Any) -> np.ndarray | None:
