@@ -32,6 +32,7 @@ ARGUMENTS = {
         *("--nb-test-episodes", "1", "--nb-max-test-steps", "20"),
     ],
     "a2c_cartpole.py": ["--nb-steps", "300", "--num-env", "3", "--nb-test-episodes", "2"],
+    "sarsa_cartpole.py": ["--nb-steps", "300", "--num-env", "3", "--nb-test-episodes", "2", "--expected"],
 }
 NEEDS = {"dqn_atari.py": ["ale_py", "cv2"], "ppo_atari.py": ["ale_py", "cv2"], "ppo_lunarlander.py": ["Box2D"]}
 
@@ -64,9 +65,9 @@ def test_example(name, tmp_path):
         pytest.importorskip(module)
     output = run([str(ROOT / "examples" / name), *ARGUMENTS[name]], tmp_path)
     assert "Episode 1: reward:" in output  # the last thing each of them does is to test
-    if name.startswith(("ppo", "a2c")):
+    if name.startswith(("ppo", "a2c", "sarsa")):
         header, row = re.search(r"^( +steps .*)\n(.*)$", output, re.M).groups()
         metrics = dict(zip(header.split(), row.split(), strict=True))
-        assert np.isfinite(float(metrics["loss"]))  # "--" where no rollout was learnt from
+        assert np.isfinite(float(metrics["loss"]))  # "--" where nothing was learnt
         assert re.search(r"^Mean return of the greedy policy: -?\d+\.\d$", output, re.M)
     assert [path.name for path in tmp_path.iterdir()] == FILES.get(name, [])

@@ -3,5 +3,6 @@
 from rl.agents.a2c import A2CAgent
 from rl.agents.dqn import DQNAgent
 from rl.agents.ppo import PPOAgent
+from rl.agents.sarsa import SARSAAgent, SarsaAgent
 
-__all__ = ["A2CAgent", "DQNAgent", "PPOAgent"]
+__all__ = ["A2CAgent", "DQNAgent", "PPOAgent", "SARSAAgent", "SarsaAgent"]
