@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 
-# Before anything imports TensorFlow: it reads these once, and worker processes inherit them.
+# Before anything imports Keras or TensorFlow: they read these once, and worker processes inherit them.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
@@ -53,11 +53,19 @@ def pytest_collection_modifyitems(items):
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return
-    import tensorflow as tf
-
-    if not tf.config.list_physical_devices("GPU"):
+    if not _sees_gpu():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no GPU visible"))
+
+
+def _sees_gpu():
+    if os.environ["KERAS_BACKEND"] == "jax":
+        import jax
+
+        return jax.default_backend() != "cpu"
+    import tensorflow as tf
+
+    return bool(tf.config.list_physical_devices("GPU"))
 
 
 @pytest.fixture(autouse=True)

@@ -657,4 +657,4 @@ def test_gradient_of_a_softmax_bandit(nb_actions, seed):
     )
     values = [-float(ascend()) for _ in range(300)]
     assert np.all(np.diff(values) > -1e-5) and values[-1] > 1.95
-    assert backend.to_numpy(distribution.mode(policy.numpy()))[0] == np.argmax(rewards)
+    assert backend.to_numpy(distribution.mode(np.array(policy)))[0] == np.argmax(rewards)

@@ -91,25 +91,15 @@ class GradientAgent(Agent):
             metric.reset_state()
         names = ("loss", *self.logged)
 
-        def step(i: Any, sums: Any) -> Any:
+        def step(i: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
             logs = self.train_step(batch_at(i))
             values = ops.stack([ops.cast(logs[name], "float32") for name in names])
-            if stops is None:
-                return sums + ops.append(values, 1.0)
-            taken, go = sums[-2] + 1.0, ops.cast(ops.logical_not(stops(logs)), "float32")
-            return ops.concatenate([sums[:-2] + values, ops.stack([taken, go])])
+            return carry[0] + ops.append(values, 1.0), carry[1] if stops is None else stops(logs)
 
-        if stops is None:
-            sums = backend.repeat(n, kmax, step, ops.zeros(len(names) + 1))
-        else:  # the last entry says whether to go on
-
-            def step_or_not(i: Any, sums: Any) -> Any:
-                return ops.cond(sums[-1] > 0, lambda: step(i, sums), lambda: sums)
-
-            start = ops.append(ops.zeros(len(names) + 1), 1.0)
-            sums = backend.repeat(n, kmax, step_or_not, start)
-        taken = sums[len(names)]
-        means = sums[: len(names)] / taken
+        start = (ops.zeros(len(names) + 1), ops.zeros((), dtype="bool"))
+        go_on = None if stops is None else lambda carry: ops.logical_not(carry[1])
+        sums, _ = backend.repeat(n, kmax, step, start, go_on)
+        means, taken = sums[:-1] / sums[-1], sums[-1]
         results = [ops.cast(m.result(), "float32") for m in self._compiled_metrics]
         return ops.concatenate([means[:1], ops.stack(results), means[1:]]) if results else means, taken
 
@@ -197,6 +187,7 @@ class GradientAgent(Agent):
         if self._functions is None:
             self._check_compiled("evaluate")
             state, functions = [*self.variables, *self.optimizer.variables], self._functions_to_compile()
+            state += [v for metric in self._compiled_metrics for v in metric.variables]
             first = backend.compile_function(functions[0], state, self.jit_compile, self.run_eagerly)
             more = [backend.compile_function(f, state, run_eagerly=self.run_eagerly, like=first) for f in functions[1:]]
             self._functions = Untracked([first, *more])

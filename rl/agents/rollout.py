@@ -318,7 +318,7 @@ class RolloutAgent(GradientAgent):
         if statistics:
             first = ops.equal(statistics[-1][0], 0)  # the count of a part that is normalised
             for variable, value in statistics:
-                variable.assign(ops.where(first, value, variable))
+                variable.assign(ops.where(first, value, variable.value))
         outputs, value0 = self.model(state0)
         value0 = ops.where(weight > 0, value0, 0.0)
         advantage = gae(

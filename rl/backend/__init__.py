@@ -6,7 +6,8 @@ A second backend is one more module with the same names:
 * ``compile_function(fn, state, ...)`` -- a compiled function from NumPy trees to NumPy trees that may update the
   variables in ``state``;
 * ``minimize(loss_fn, variables, optimizer)`` -- one gradient step;
-* ``repeat(n, kmax, step, init)`` -- ``n`` steps (known at run time) in one compiled loop;
+* ``repeat(n, kmax, step, init)`` -- ``n`` steps (known at run time) in one compiled loop, which may end early;
+* ``vectorize(function, rows)`` -- a function of one row, applied to all rows at once;
 * ``to_numpy(tree)``;
 * ``device_scope(variables)`` -- the device those variables live on, as a context manager;
 * ``on_cpu(variables)`` -- whether that is a CPU;
@@ -17,20 +18,23 @@ import keras
 
 _NAME = keras.backend.backend()
 
-if _NAME != "tensorflow":
+if _NAME == "tensorflow":
+    from rl.backend import tensorflow as _module
+elif _NAME == "jax":
+    from rl.backend import jax as _module  # type: ignore[no-redef]
+else:
     raise ImportError(
-        f"keras-rl3 runs on Keras' TensorFlow backend, but KERAS_BACKEND is {_NAME!r}. "
-        "Set KERAS_BACKEND=tensorflow (or unset it) before keras is imported."
+        f"keras-rl3 runs on Keras' TensorFlow and JAX backends, but KERAS_BACKEND is {_NAME!r}. "
+        "Set KERAS_BACKEND=tensorflow (or unset it) or KERAS_BACKEND=jax before keras is imported."
     )
 
-from rl.backend.tensorflow import (  # noqa: E402
-    compile_function,
-    device_scope,
-    minimize,
-    on_cpu,
-    repeat,
-    set_threads,
-    to_numpy,
-)
+compile_function = _module.compile_function
+device_scope = _module.device_scope
+minimize = _module.minimize
+on_cpu = _module.on_cpu
+repeat = _module.repeat
+set_threads = _module.set_threads
+to_numpy = _module.to_numpy
+vectorize = _module.vectorize
 
-__all__ = ["compile_function", "device_scope", "minimize", "on_cpu", "repeat", "set_threads", "to_numpy"]
+__all__ = ["compile_function", "device_scope", "minimize", "on_cpu", "repeat", "set_threads", "to_numpy", "vectorize"]

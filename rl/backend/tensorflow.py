@@ -183,19 +183,43 @@ def minimize(
     return tf.cond(finite, apply, leave), aux
 
 
-def repeat(n: Any, kmax: int, step: Callable[[Any, Any], Any], init: Any) -> Any:
+def repeat(
+    n: Any,
+    kmax: int,
+    step: Callable[[Any, Any], Any],
+    init: Any,
+    go_on: Callable[[Any], Any] | None = None,
+) -> Any:
     """Calls ``carry = step(i, carry)`` for i = 0 ... n-1 in one compiled loop.
 
     Args:
         n: Number of steps, an int32 scalar known only at run time.
         kmax: Upper bound of ``n``, known when compiled. Where it is 1, ``n`` is taken to be 1.
         step: Maps the index and the carry to the next carry of the same structure.
-        init: The first carry.
+        init: The first carry, after which a step is always taken.
+        go_on: Maps a carry to whether another step is taken, a bool tensor; None: all n are.
 
     Returns:
         The last carry.
     """
     if kmax == 1:  # without a loop, in which XLA on CPUs takes ten times as long for the gradients of convolutions
         return step(tf.constant(0), init)
+
+    def more(i: tf.Tensor, carry: Any) -> tf.Tensor:
+        return i < n if go_on is None else tf.logical_and(i < n, go_on(carry))
+
     init = (tf.constant(0), init)
-    return tf.while_loop(lambda i, _: i < n, lambda i, carry: (i + 1, step(i, carry)), init, maximum_iterations=kmax)[1]
+    return tf.while_loop(more, lambda i, carry: (i + 1, step(i, carry)), init, maximum_iterations=kmax)[1]
+
+
+def vectorize(function: Callable[[Any], Any], rows: Any) -> Any:
+    """Applies a function of one row to all rows at once.
+
+    Args:
+        function: Maps a tree of tensors to a tensor; it assigns nothing.
+        rows: The same tree with a leading axis.
+
+    Returns:
+        The results, stacked.
+    """
+    return tf.vectorized_map(function, rows)

@@ -218,7 +218,7 @@ def test_the_policy_that_is_learnt_from_is_the_one_that_acted(observations):
 
     def acting(observation):
         states = keras.tree.map_structure(lambda x: np.asarray(x)[:, None], observation)
-        acted.append(agent.distribution.entropy(agent.evaluate(states)[0]).numpy()[0])
+        acted.append(np.array(agent.distribution.entropy(agent.evaluate(states)[0]))[0])
         return act(observation)
 
     agent.act = acting

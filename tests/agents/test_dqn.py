@@ -17,6 +17,7 @@ from rl.common.vec_env import DummyVecEnv
 from rl.core import Processor
 from rl.memory import Batch, SequentialMemory
 from rl.policy import BoltzmannQPolicy, EpsGreedyQPolicy, LinearAnnealedPolicy, Policy
+from tests.backends import call_back, tensorflow_only
 from tests.toy_envs import Counting
 
 
@@ -407,7 +408,7 @@ def test_dict_observations_are_routed_by_name_whatever_their_order(window, lanes
         results.append([*agent.get_weights(), agent.compute_q_values(state), agent.compute_batch_q_values([state] * 2)])
     for a, b in zip(*results, strict=True):
         np.testing.assert_array_equal(a, b)
-    np.testing.assert_allclose(results[0][-1][0], results[0][-2], atol=1e-6)
+    np.testing.assert_allclose(results[0][-1][0], results[0][-2], atol=1e-5)
 
 
 def test_the_parts_of_a_window_are_padded_with_zeros_of_their_own_shape():
@@ -416,9 +417,7 @@ def test_the_parts_of_a_window_are_padded_with_zeros_of_their_own_shape():
     @keras.saving.register_keras_serializable("test_dqn")
     class Record(layers.Layer):
         def call(self, x):
-            import tensorflow as tf
-
-            tf.py_function(lambda t: seen.append(t.numpy()), [x], [])
+            call_back(seen.append, x)
             return x + 0.0
 
     vec, img = named_inputs(3)
@@ -864,6 +863,7 @@ def test_weight_decay_and_clipnorm_do_what_they_say():
     assert change == pytest.approx(0.5, rel=1e-4)
 
 
+@tensorflow_only
 def test_the_optimizer_of_tensorflows_keras_works():
     import tensorflow as tf
 
@@ -876,7 +876,7 @@ def test_foreign_optimizers_are_refused():
     class Adam:
         pass
 
-    for wrong in (Adam(), Adam, keras.optimizers.Adam, None):
+    for wrong in (Adam(), Adam, keras.optimizers.Adam):
         with pytest.raises(TypeError, match=r"keras\.optimizers\.Optimizer"):
             make_agent(optimizer=wrong)
     with pytest.raises(ValueError, match="adamm"):
@@ -1175,6 +1175,7 @@ def test_with_xla_everything_at_once():
     assert agent.run_state.nb_updates == 22
 
 
+@tensorflow_only
 def test_a_network_that_xla_refuses_learns_after_one_warning():
     @keras.saving.register_keras_serializable("test_dqn")
     class Host(layers.Layer):

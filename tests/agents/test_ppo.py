@@ -12,6 +12,7 @@ from rl.agents.a2c import A2CAgent
 from rl.agents.ppo import PPOAgent
 from rl.rollout import RolloutBatch
 from rl.util import LinearSchedule
+from tests.backends import NAME, call_back, value_and_gradient
 from tests.policy_gradient_twin import (
     KINDS,
     Twin,
@@ -58,7 +59,8 @@ def compare(kind="discrete", rate=0.3, clip_range=0.05, clip_value_range=None, c
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_updates_equal_the_twins(kind):
-    watched = compare(kind)
+    # Networks start from other numbers on each backend. A row at the kink of a clip would fail: here none is.
+    watched = compare(kind, rate=0.25 if NAME == "jax" else 0.3)
     fractions = [r["metrics"]["clip_fraction"] for r in watched.rollouts]
     assert 0.1 < np.mean(fractions) < 0.9  # both sides of the clip were compared
     assert all(r["metrics"]["approx_kl"] > 1e-4 for r in watched.rollouts)
@@ -105,8 +107,8 @@ class Ratios(PPOAgent):
 
     def policy_loss(self, log_prob, advantage, batch):
         loss, logs = super().policy_loss(log_prob, advantage, batch)
-        seen = [np.array(ops.exp(log_prob - batch.log_prob0)), float(logs["approx_kl"]), float(logs["clip_fraction"])]
-        self.note(seen)
+        ratio = ops.exp(log_prob - batch.log_prob0)
+        call_back(lambda *seen: self.note(seen), ratio, logs["approx_kl"], logs["clip_fraction"])
         return loss, logs
 
 
@@ -174,18 +176,19 @@ QUADRANTS = [
 
 @pytest.mark.parametrize("row", [*range(len(QUADRANTS)), None])
 def test_the_objective_and_its_gradient_by_hand(row):
-    import tensorflow as tf
-
     table = np.array(QUADRANTS if row is None else [QUADRANTS[row]])
     rho, advantage, objective, slope = table.T
     log_prob0 = np.full(len(table), -1.5)
-    log_prob = tf.constant(np.log(rho) + log_prob0, "float32")
+    log_prob = (np.log(rho) + log_prob0).astype("float32")
     agent, batch = small(), batch_of(len(table), log_prob0=log_prob0)
-    with tf.GradientTape() as tape:
-        tape.watch(log_prob)
-        loss, logs = agent.policy_loss(log_prob, advantage.astype("float32"), batch)
+
+    def policy_loss(x):
+        return agent.policy_loss(x, advantage.astype("float32"), batch)
+
+    loss, gradient = value_and_gradient(lambda x: policy_loss(x)[0], log_prob)
+    logs = policy_loss(log_prob)[1]
     assert float(loss) == pytest.approx(-objective.mean(), abs=1e-5)
-    np.testing.assert_allclose(tape.gradient(loss, log_prob), -slope / len(table), atol=1e-5)
+    np.testing.assert_allclose(gradient, -slope / len(table), atol=1e-5)
     assert float(logs["clip_fraction"]) == pytest.approx(np.mean(np.abs(rho - 1) > 0.2))
     assert float(logs["approx_kl"]) == pytest.approx(np.mean(rho - 1 - np.log(rho)), abs=1e-5)
 
@@ -202,15 +205,11 @@ def test_the_objective_and_its_gradient_by_hand(row):
     ],
 )
 def test_the_clipped_value_loss_by_hand(value, target, loss, slope):
-    import tensorflow as tf
-
-    agent, x = small(clip_value_range=0.5), tf.constant([value])
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        got = agent.value_loss(x, batch_of(1, target=[target]))
+    agent, x = small(clip_value_range=0.5), np.array([value], "float32")
+    got, gradient = value_and_gradient(lambda x: agent.value_loss(x, batch_of(1, target=[target])), x)
     assert got.shape == (1,)
     assert float(got[0]) == pytest.approx(loss, abs=1e-5)
-    assert float(tape.gradient(got, x)[0]) == pytest.approx(slope, abs=1e-5)
+    assert float(gradient[0]) == pytest.approx(slope, abs=1e-5)
     plain = small().value_loss(x, batch_of(1, target=[target]))
     assert float(plain[0]) == pytest.approx((target - value) ** 2, abs=1e-5)
 
@@ -359,8 +358,8 @@ def test_target_kl_stops_after_the_first_batch_beyond_one_and_a_half_times_it():
 
 
 def test_the_next_rollout_is_learnt_from_after_an_early_stop():
-    agent = train(small(target_kl=1e-9), nb_steps=45)
-    assert agent.run_state.nb_updates == 3 * 2  # the first batch has no divergence, the second one some
+    agent = train(small(target_kl=1e-6), nb_steps=45)
+    assert agent.run_state.nb_updates == 3 * 2  # the first batch has no divergence but by rounding, the second one some
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
