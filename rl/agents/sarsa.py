@@ -51,8 +51,9 @@ class SARSAAgent(QValues, GradientAgent):
         L = mean Huber(y - Q(s0, a0))
 
     With `nb_return_steps=n` r is `sum_{i<n} gamma^i r_i`, s1 the state n steps later and gamma its n-th power (eq.
-    7.4); returns end with their episode. Expected SARSA (van Seijen et al. 2009, doi:10.1109/ADPRL.2009.4927542, eq. 5) takes
-    the mean over the policy pi in place of the one action: `y = r + gamma (1 - d) sum_a pi(a | s1) Q(s1, a)`.
+    7.4); returns end with their episode. Expected SARSA (van Seijen et al. 2009, doi:10.1109/ADPRL.2009.4927542,
+    eq. 5) takes the mean over the policy pi in place of the one action:
+    `y = r + gamma (1 - d) sum_a pi(a | s1) Q(s1, a)`.
 
     A pair is learnt from once, when a1 is known. No pair crosses the end of an episode: where it terminated there is no
     a1; where it was cut short a1 is drawn in its true last state, and not executed.
