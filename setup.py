@@ -49,6 +49,7 @@ setup(
             *CLASSIC_CONTROL,
             *TENSORBOARD,
             "codespell>=2.3",
+            "matplotlib>=3.8",  # tests/benchmarks draws with it, and its test
             "mypy>=1.15",
             "psutil>=5.9",
             "pytest>=8.3",
