@@ -32,6 +32,7 @@ ARGUMENTS = {
         *("--nb-test-episodes", "1", "--nb-max-test-steps", "20"),
     ],
     "a2c_cartpole.py": ["--nb-steps", "300", "--num-env", "3", "--nb-test-episodes", "2"],
+    "cem_cartpole.py": ["--nb-steps", "2000", "--num-env", "3", "--nb-test-episodes", "2"],
     "sarsa_cartpole.py": ["--nb-steps", "300", "--num-env", "3", "--nb-test-episodes", "2", "--expected"],
 }
 NEEDS = {"dqn_atari.py": ["ale_py", "cv2"], "ppo_atari.py": ["ale_py", "cv2"], "ppo_lunarlander.py": ["Box2D"]}

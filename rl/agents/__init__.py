@@ -1,8 +1,9 @@
 """The agents."""
 
 from rl.agents.a2c import A2CAgent
+from rl.agents.cem import CEMAgent
 from rl.agents.dqn import DQNAgent
 from rl.agents.ppo import PPOAgent
 from rl.agents.sarsa import SARSAAgent, SarsaAgent
 
-__all__ = ["A2CAgent", "DQNAgent", "PPOAgent", "SARSAAgent", "SarsaAgent"]
+__all__ = ["A2CAgent", "CEMAgent", "DQNAgent", "PPOAgent", "SARSAAgent", "SarsaAgent"]

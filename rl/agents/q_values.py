@@ -44,16 +44,30 @@ class QValues:
         states = [tree_map(lambda *frames: np.stack(frames), *state) for state in state_batch]
         return self.evaluate(tree_map(lambda *rows: np.stack(rows), *states))
 
-    def check_spaces(self, observation_space: Any, action_space: Any) -> None:
+    def check_spaces(self: Any, observation_space: Any, action_space: Any) -> None:
         """Q-learning chooses one of `nb_actions` discrete actions; see `GradientAgent.check_spaces`."""
-        if isinstance(action_space, gymnasium.Space) and not isinstance(action_space, gymnasium.spaces.Discrete):
-            raise ValueError(
-                f"{type(self).__name__} chooses one of nb_actions discrete actions, the env's action space is "
-                f"{action_space}. Fix: an env with a Discrete space (gymnasium.wrappers.DiscretizeAction makes one of "
-                "a Box), or an agent for continuous actions"
-            )
-        if getattr(action_space, "n", self.nb_actions) != self.nb_actions:
-            raise ValueError(
-                f"nb_actions={self.nb_actions}, but the env has {action_space.n} actions ({action_space}). "
-                "Fix: nb_actions=env.action_space.n, and a network with that many outputs"
-            )
+        check_discrete(type(self).__name__, self.nb_actions, action_space)
+
+
+def check_discrete(owner: str, nb_actions: int, action_space: Any) -> None:
+    """Raises where an env's actions are not `nb_actions` discrete ones.
+
+    Args:
+        owner: The agent's class name, for the message.
+        nb_actions: The network's outputs.
+        action_space: The env's; None, or anything without a size, passes.
+
+    Raises:
+        ValueError: With what the env has, and what to change.
+    """
+    if isinstance(action_space, gymnasium.Space) and not isinstance(action_space, gymnasium.spaces.Discrete):
+        raise ValueError(
+            f"{owner} chooses one of nb_actions discrete actions, the env's action space is {action_space}. Fix: an "
+            "env with a Discrete space (gymnasium.wrappers.DiscretizeAction makes one of a Box), or an agent for "
+            "continuous actions"
+        )
+    if getattr(action_space, "n", nb_actions) != nb_actions:
+        raise ValueError(
+            f"nb_actions={nb_actions}, but the env has {action_space.n} actions ({action_space}). "
+            "Fix: nb_actions=env.action_space.n, and a network with that many outputs"
+        )
