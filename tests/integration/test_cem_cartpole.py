@@ -39,7 +39,7 @@ def score(seed, nb_steps=100_000, nb_lanes=8):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("nb_lanes", [1, 8, 32])
+@pytest.mark.parametrize("nb_lanes", [1, 8])  # more would leave too few generations
 def test_cem_learns_cartpole(nb_lanes):
     scores = [score(seed, nb_lanes=nb_lanes) for seed in (1, 2, 3)]
     print(f"\nCartPole-v1, 100,000 steps, {nb_lanes} lanes, mean of 100 episodes by seed: {scores}")
