@@ -253,6 +253,23 @@ class Memory(RandomStream):
         state += [zeroed_observation(current_observation) for _ in range(self.window_length - len(state))]
         return state[::-1]
 
+    def attach(self, function: Any, variables: list[Any], processor: Any) -> None:
+        """Called by an agent that made its compiled functions. Where frames stay on the host there is nothing to do.
+
+        Args:
+            function: One of the compiled functions.
+            variables: The agent's.
+            processor: The agent's, or None.
+        """
+
+    def resolve(self, batch: Batch) -> Batch:
+        """Called within a compiled function, on a batch of tensors made of what `sample_batch` gave.
+
+        Returns:
+            The batch with frames in `state0` and `state1`: here as it is.
+        """
+        return batch
+
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""
         return {"window_length": self.window_length, "ignore_episode_boundaries": self.ignore_episode_boundaries}
@@ -306,6 +323,7 @@ class SequentialMemory(Memory):
         self._frames: Any = None  # tree of (limit + 1, *obs), likewise; the last one stays zero: padding
         self._extra: Any = None  # tree of (capacity, *obs)
         self._free: list[int] = []
+        self._nb_first_slots = 16
         self._recent = RecentFrames(self.window_length)
         self._warned = False
         self._close_windows(0)
@@ -513,22 +531,28 @@ class SequentialMemory(Memory):
         slots = ~successor[outside]
         successor[outside] = self.limit
         places1 = np.concatenate((places[..., 1:], successor[..., None]), axis=-1)
-
-        def states1(frames: np.ndarray, extra: np.ndarray) -> np.ndarray:
-            states = frames.take(places1, axis=0)
-            states[(*outside, -1)] = extra[slots]  # type: ignore[index]
-            return states
-
+        state0, state1 = self._states(places, places1, outside, slots)
         return Batch(
-            state0=tree_map(lambda frames: frames.take(places, axis=0), self._frames),
+            state0=state0,
             action=rows["action"].copy(),
             reward=rows["reward"].copy(),
-            state1=tree_map(states1, self._frames, self._extra),
+            state1=state1,
             terminal1=rows["terminated"].astype(np.float32),
             discount=np.full(ids.shape, gamma, np.float32),
             weight=np.ones(ids.shape, np.float32),
             index=ids,
         )
+
+    def _states(self, places: np.ndarray, places1: np.ndarray, outside: tuple, slots: np.ndarray) -> tuple[Any, Any]:
+        """Returns the frames at `places` and at `places1`, the last ones of windows `outside` from `slots`."""
+
+        def states1(frames: np.ndarray, extra: np.ndarray) -> np.ndarray:
+            states = frames.take(places1, axis=0)
+            states[(*outside, -1)] = extra[slots]
+            return states
+
+        state0 = tree_map(lambda frames: frames.take(places, axis=0), self._frames)
+        return state0, tree_map(states1, self._frames, self._extra)
 
     # -- keras-rl's protocol
 
@@ -623,10 +647,9 @@ class SequentialMemory(Memory):
         fields: list[Any] = [("previous", np.int64), ("successor", np.int64), ("reward", np.float32)]
         fields += [("terminated", bool), ("truncated", bool)]
         fields += [("action", np.float32 if action.dtype.kind == "f" else np.int64, action.shape[1:])]
-        # Index `limit` stands for padding wherever rows are followed or gathered. np.zeros leaves the pages to the
-        # operating system until they are written.
-        self._frames = tree_map(lambda leaf: np.zeros((self.limit + 1, *leaf.shape[1:]), leaf.dtype), frames)
-        self._extra = tree_map(lambda leaf: np.empty_like(leaf[:0]), frames)
+        # Index `limit` stands for padding wherever rows are followed or gathered.
+        self._frames = tree_map(lambda leaf: self._resized(leaf[:0], self.limit + 1), frames)
+        self._extra = tree_map(lambda leaf: self._resized(leaf[:0], 0), frames)
         self._rows = np.zeros(self.limit + 1, np.dtype(fields, align=True))
         self._rows["previous"] = _NONE
         self._rows["successor"] = _UNKNOWN
@@ -644,19 +667,19 @@ class SequentialMemory(Memory):
         _write(self._frames, places, observation)
         return ids, places
 
+    def _resized(self, rows: Any, count: int) -> Any:
+        # np.zeros leaves the pages to the operating system until they are written.
+        larger = np.zeros((count, *rows.shape[1:]), rows.dtype)
+        larger[: len(rows)] = rows
+        return larger
+
     def _take_slots(self, count: int) -> list[int]:
         if len(self._free) < count:
             # At most `limit` rows need a slot at a time, so doubling stops there.
             old = len(tree_leaves(self._extra)[0])
-            new = min(self.limit, max(2 * old, old + count, 16))
+            new = min(self.limit, max(2 * old, old + count, self._nb_first_slots))
             self._free += range(new - 1, old - 1, -1)  # the lowest, and so few pages, first
-
-            def grown(extra: np.ndarray) -> np.ndarray:
-                larger = np.empty((new, *extra.shape[1:]), extra.dtype)
-                larger[:old] = extra
-                return larger
-
-            self._extra = tree_map(grown, self._extra)
+            self._extra = tree_map(lambda extra: self._resized(extra, new), self._extra)
         cut = len(self._free) - count
         slots = self._free[cut:]
         del self._free[cut:]

@@ -136,6 +136,14 @@ class ReplayAgent(ForwardBackward, GradientAgent):
         candidates = (getattr(self, "policy", None), getattr(self, "test_policy", None), self.memory)
         return [c for c in candidates if hasattr(c, "get_random_state")]
 
+    def _make_functions(self) -> None:
+        if self._functions is None:
+            super()._make_functions()
+            made: Any = self._functions
+            self._functions = None
+            self.memory.attach(made[0], self.variables, self.processor)  # which may refuse
+            self._functions = made
+
     def _functions_to_compile(self) -> list[Callable]:
         return [self.call, self._train, lambda: polyak(*weights_of(self.targets()), tau=1)]
 
@@ -237,7 +245,7 @@ class ReplayAgent(ForwardBackward, GradientAgent):
         """
 
         def batch_at(i: Any) -> Batch:
-            return Batch._make([*tree_map(lambda x: ops.take(x, i, axis=0), fields), None])
+            return self.memory.resolve(Batch._make([*tree_map(lambda x: ops.take(x, i, axis=0), fields), None]))
 
         metrics, _ = self.gradient_steps(n, tree_leaves(fields)[0].shape[0], batch_at)
         return metrics, self.call(next_states)
