@@ -15,6 +15,7 @@ if VERSION is None:
 ATARI = ["ale-py>=0.10", "opencv-python-headless>=4.8"]
 BOX2D = ["gymnasium[box2d]>=1.1"]
 CLASSIC_CONTROL = ["gymnasium[classic-control]>=1.1"]  # pygame, for windows and rgb frames only
+JAX = ["jax>=0.6"]  # on CPUs; for GPUs see JAX's own extras
 TENSORBOARD = ["tensorboard>=2.20"]  # TensorFlow itself stopped installing it with 2.21
 
 setup(
@@ -39,6 +40,7 @@ setup(
         "atari": ATARI,
         "box2d": BOX2D,
         "classic-control": CLASSIC_CONTROL,
+        "jax": JAX,
         "mujoco": ["gymnasium[mujoco]>=1.1"],
         "tensorboard": TENSORBOARD,
         "wandb": ["wandb>=0.16"],
@@ -47,6 +49,7 @@ setup(
             *ATARI,
             *BOX2D,
             *CLASSIC_CONTROL,
+            *JAX,
             *TENSORBOARD,
             "codespell>=2.3",
             "matplotlib>=3.8",  # tests/benchmarks draws with it, and its test

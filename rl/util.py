@@ -207,7 +207,9 @@ def _copy_lambda(layer: keras.layers.Lambda) -> keras.layers.Lambda:
 def _build_like(clone: keras.Model, model: keras.Model) -> None:
     try:
         shapes = model.get_build_config()["input_shape"]
-        clone(keras.tree.map_shape_structure(lambda shape: keras.KerasTensor(shape, "float32"), shapes))
+        inputs = keras.tree.map_shape_structure(lambda shape: keras.KerasTensor(shape, "float32"), shapes)
+        # The layer's own record of shapes is one of Keras' tracked containers, which JAX does not look into.
+        clone(dict(inputs) if isinstance(inputs, dict) else list(inputs) if isinstance(inputs, list) else inputs)
     except Exception as error:
         raise ValueError(
             f"Cannot clone model {model.name!r} ({type(model).__name__}): its copy could not be built "

@@ -10,6 +10,7 @@ import pytest
 from keras import layers
 
 import rl.util
+from rl import backend
 from rl.util import (
     RandomStream,
     WhiteningNormalizer,
@@ -402,14 +403,19 @@ def test_clone_optimizer_from_names_and_configs():
     ],
 )
 def test_clone_optimizer_keeps_settings_and_starts_anew(make):
+    def step(optimizer):
+        variable = keras.Variable(np.ones(3, "float32"))
+        optimizer.build([variable])
+        backend.minimize(lambda: (keras.ops.sum(variable.value), None), [variable], optimizer)
+
     optimizer = make()
-    variable = keras.Variable(np.ones(3, "float32"))
-    optimizer.apply([keras.ops.ones(3)], [variable])
+    step(optimizer)
     clone = clone_optimizer(optimizer)
     assert type(clone) is type(optimizer) and clone.get_config() == optimizer.get_config()
     assert int(clone.iterations) == 0 and int(optimizer.iterations) == 1
     assert not {id(v) for v in clone.variables} & {id(v) for v in optimizer.variables}
-    clone.apply([keras.ops.ones(3)], [keras.Variable(np.ones(3, "float32"))])
+    step(clone)
+    assert int(clone.iterations) == 1
     assert int(optimizer.iterations) == 1
 
 
