@@ -532,16 +532,9 @@ class SequentialMemory(Memory):
         successor[outside] = self.limit
         places1 = np.concatenate((places[..., 1:], successor[..., None]), axis=-1)
         state0, state1 = self._states(places, places1, outside, slots)
-        return Batch(
-            state0=state0,
-            action=rows["action"].copy(),
-            reward=rows["reward"].copy(),
-            state1=state1,
-            terminal1=rows["terminated"].astype(np.float32),
-            discount=np.full(ids.shape, gamma, np.float32),
-            weight=np.ones(ids.shape, np.float32),
-            index=ids,
-        )
+        terminal1 = rows["terminated"].astype(np.float32)
+        discount, weight = np.full(ids.shape, gamma, np.float32), np.ones(ids.shape, np.float32)
+        return Batch(state0, rows["action"].copy(), rows["reward"].copy(), state1, terminal1, discount, weight, ids)
 
     def _states(self, places: np.ndarray, places1: np.ndarray, outside: tuple, slots: np.ndarray) -> tuple[Any, Any]:
         """Returns the frames at `places` and at `places1`, the last ones of windows `outside` from `slots`."""
