@@ -64,6 +64,7 @@ COMPARED = [
     Compared("ppo", PPO64, by("sb3", PPO8)),
     Compared("ppo", PPO64 | {"envs": "subproc"}, by("sb3", PPO8)),
     Compared("ppo", PPO64, DUMMY64, (0.55, 0.7)),
+    Compared("ppo", PPO64 | {"envs": "native"}, by("sb3", PPO8)),
     Compared("ppo", work("ppo", 256, 800_000, envs="native"), by("sb3", PPO8), (12, 20)),
     Compared("step", STEP, by("sb3", STEP)),
     Compared("step", STEP | {"envs": "subproc"}, by("sb3", STEP | {"envs": "subproc"})),
