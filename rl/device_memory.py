@@ -16,7 +16,7 @@ import numpy as np
 from keras import ops
 
 from rl import backend
-from rl.backend.rows import read_rows, write_rows
+from rl.backend import read_rows, write_rows
 from rl.common.misc_util import tree_leaves, tree_map
 from rl.core import Processor
 from rl.memory import Batch, SequentialMemory

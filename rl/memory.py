@@ -116,7 +116,8 @@ def _count(name: str, value: Any) -> int:
     return int(value)
 
 
-def _as_frames(leaf: Any) -> np.ndarray:
+def as_frames(leaf: Any) -> np.ndarray:
+    """An array of numbers as it is stored and given to networks: float64 as float32."""
     leaf = np.asarray(leaf)
     if leaf.dtype.kind not in "biuf":
         raise ValueError(f"Observations must be arrays of numbers, got dtype {leaf.dtype}.")
@@ -124,7 +125,7 @@ def _as_frames(leaf: Any) -> np.ndarray:
     return leaf.astype(np.float32) if leaf.dtype == np.float64 else leaf
 
 
-def _matching(name: str, count: int, store: np.ndarray, rows: Any) -> np.ndarray:
+def matching(name: str, count: int, store: np.ndarray, rows: Any) -> np.ndarray:
     """Returns rows as an array, or raises if they could only be stored by losing shape or value."""
     rows = np.asarray(rows)
     if rows.shape != (count, *store.shape[1:]):
@@ -167,7 +168,7 @@ class RecentFrames:
             ValueError: If the number of lanes is not the one given to `begin`.
         """
         if self.window_length == 1:
-            return tree_map(lambda leaf: _as_frames(leaf)[:, None], observation)
+            return tree_map(lambda leaf: as_frames(leaf)[:, None], observation)
         return tree_map(self._joined, self._allocated(observation), observation)
 
     def push(self, observation: Any, keep: np.ndarray, ended: np.ndarray) -> None:
@@ -187,12 +188,12 @@ class RecentFrames:
             tree_map(shift, self._allocated(observation), observation)
 
     def _joined(self, recent: np.ndarray, leaf: Any) -> np.ndarray:
-        leaf = _matching("observation", self.nb_lanes, recent[:, 0], leaf)
+        leaf = matching("observation", self.nb_lanes, recent[:, 0], leaf)
         return np.concatenate((recent, leaf[:, None]), axis=1, dtype=recent.dtype)
 
     def _allocated(self, observation: Any) -> Any:
         if self._recent is None:
-            frames = tree_map(_as_frames, observation)
+            frames = tree_map(as_frames, observation)
             shape = (self.nb_lanes, self.window_length - 1)
             self._recent = tree_map(lambda leaf: np.zeros(shape + leaf.shape[1:], leaf.dtype), frames)
         return self._recent
@@ -628,9 +629,9 @@ class SequentialMemory(Memory):
     def _checked(self, count: int, **given: Any) -> dict[str, Any]:
         """Returns the fields of rows as arrays, or raises before anything is written."""
         if self._rows is None:
-            self._allocate(tree_map(_as_frames, given["observation"]), np.asarray(given["action"]))
+            self._allocate(tree_map(as_frames, given["observation"]), np.asarray(given["action"]))
         return {
-            name: tree_map(functools.partial(_matching, name, count), self._store(name), rows)
+            name: tree_map(functools.partial(matching, name, count), self._store(name), rows)
             for name, rows in given.items()
         }
 

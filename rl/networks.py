@@ -33,7 +33,7 @@ def feed(network: Any, states: Any) -> Any:
         What to call the network with: a `Dict` observation's parts go to the inputs of the same names, a `Tuple`'s
         (and anything nested) by position. An input without a window axis gets `(B, *obs)` where W = 1.
     """
-    inputs = _inputs(network)
+    inputs = network_inputs(network)
     if not inputs:  # a subclassed model says nothing about its inputs
         return tree_map(lambda x: x[:, 0], states) if _takes_plain(network, states) else states
     leaves = []
@@ -57,7 +57,7 @@ def check_fit(network: Any, states: Any, nb_outputs: int, owner: str) -> None:
     Raises:
         ValueError: With both shapes, and what to change.
     """
-    inputs = _inputs(network)
+    inputs = network_inputs(network)
     if not inputs:
         _probe(network, states, nb_outputs, owner)
         return
@@ -87,7 +87,7 @@ def check_output(network: Any, nb_outputs: int, owner: str) -> None:
     """
     if not isinstance(network, keras.Model):
         raise ValueError(f"{owner}: expected a keras.Model as network, got {type(network).__name__}")
-    inputs = _inputs(network)
+    inputs = network_inputs(network)
     if not inputs:
         if not network.built or not network.weights:
             raise ValueError(
@@ -311,7 +311,8 @@ def _nb_policy_outputs(space: Any) -> int:
     return int(spaces.flatdim(space))  # n, sum(nvec), or the number of components
 
 
-def _inputs(network: Any) -> list[Any]:
+def network_inputs(network: Any) -> list[Any]:
+    """The input tensors of a network; none where a subclassed model does not tell."""
     try:
         return list(network.inputs or [])
     except AttributeError:  # a subclassed model, or a Sequential without shapes

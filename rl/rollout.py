@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from rl.common.misc_util import tree_map
-from rl.memory import _as_frames, _matching
+from rl.memory import as_frames, matching
 
 if TYPE_CHECKING:
     from rl.driver import Transition
@@ -128,13 +128,13 @@ class RolloutStorage:
         self.count, self._latest = self.count + 1, time.monotonic()
 
     def _allocated(self, rows: Any) -> np.ndarray:
-        rows = _as_frames(rows)
+        rows = as_frames(rows)
         wide = rows.dtype.kind in "iu" and rows.dtype.itemsize > 4
         return np.zeros((self.nb_steps, *rows.shape), np.int32 if wide else rows.dtype)
 
     def _write(self, name: str, store: np.ndarray, rows: Any) -> None:
         if np.shape(rows) != store.shape[1:] or rows.dtype is not store.dtype:
-            rows = _matching(name, self.nb_lanes, store[0], rows)  # raises where these cannot be stored
+            rows = matching(name, self.nb_lanes, store[0], rows)  # raises where these cannot be stored
         store[self.count] = rows
 
     def rollout(self) -> Rollout:

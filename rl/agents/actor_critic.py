@@ -9,8 +9,7 @@ from keras import ops
 
 from rl.common.misc_util import tree_map, warn_user
 from rl.distributions import DiagGaussian, Distribution
-from rl.networks import _inputs as network_inputs
-from rl.networks import check_fit, check_output, feed
+from rl.networks import check_fit, check_output, feed, network_inputs
 
 _MODAL = (
     *(keras.layers.Dropout, keras.layers.AlphaDropout, keras.layers.GaussianDropout, keras.layers.SpatialDropout1D),

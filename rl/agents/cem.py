@@ -10,10 +10,10 @@ import numpy as np
 from keras import ops
 
 from rl import backend
-from rl.agents.gradient import GradientAgent
+from rl.agents.gradient import GradientAgent, states_of
 from rl.agents.q_values import check_discrete
 from rl.common.misc_util import tree_map
-from rl.memory import EpisodeParameterMemory, _as_frames
+from rl.memory import EpisodeParameterMemory
 from rl.networks import check_fit, check_output, feed
 from rl.util import RandomStream, require
 
@@ -203,7 +203,7 @@ class CEMAgent(GradientAgent):
 
     def act(self, observation: Any) -> np.ndarray:
         """The action of the largest output: of each lane's member in `fit`, of the mean policy in `test`."""
-        states = tree_map(lambda x: _as_frames(x)[:, None], observation)
+        states = states_of(observation)
         if not self.training:
             return self.evaluate(states).argmax(axis=-1)
         return self._functions[1](self.population.members, self._processed(states)).argmax(axis=-1)

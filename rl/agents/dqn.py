@@ -10,7 +10,7 @@ from keras import ops
 from rl.agents.base import ReplayAgent
 from rl.agents.q_values import QValues
 from rl.memory import Batch
-from rl.networks import feed
+from rl.networks import check_output, feed
 from rl.ops import huber, take
 from rl.util import clone_model
 
@@ -71,7 +71,7 @@ class DQNAgent(QValues, ReplayAgent):
     ):
         if dueling_type not in ("avg", "max", "naive"):
             raise ValueError(f"dueling_type must be 'avg', 'max' or 'naive', got {dueling_type!r}")
-        self._check_model(model, nb_actions)
+        check_output(model, nb_actions, type(self).__name__)
         kwargs.setdefault("dtype", model.dtype_policy)
         super().__init__(nb_actions=nb_actions, **kwargs)
         self.enable_double_dqn = bool(enable_double_dqn)

@@ -12,6 +12,7 @@ from keras import ops
 from rl import backend
 from rl.common.misc_util import tree_leaves, tree_map
 from rl.core import Agent
+from rl.memory import as_frames
 from rl.networks import feed, has_convolutions
 from rl.util import get_metrics, get_optimizer, require
 
@@ -222,6 +223,11 @@ class GradientAgent(Agent):
                 "weights are the last good ones. Usual causes: rewards or observations that are huge or NaN, a "
                 f"learning rate that is too high (try {advice})"
             )
+
+
+def states_of(observation: Any) -> Any:
+    """States `(N, 1, *obs)` of single observations `(N, *obs)`, in the dtype that networks are given."""
+    return tree_map(lambda x: as_frames(x)[:, None], observation)
 
 
 class Untracked(tuple):

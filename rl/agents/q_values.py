@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import gymnasium
-import keras
 import numpy as np
 
 from rl.common.misc_util import tree_map
-from rl.networks import check_output
 from rl.policy import EpsGreedyQPolicy, GreedyQPolicy, Policy
 from rl.util import require
 
@@ -20,9 +18,6 @@ class QValues:
     nb_actions: int
     policy: Policy
     test_policy: Policy
-
-    def _check_model(self, model: keras.Model, nb_actions: int) -> None:
-        check_output(model, nb_actions, type(self).__name__)
 
     def _set_policies(self, policy: Any, test_policy: Any) -> None:
         self.policy = policy if policy is not None else EpsGreedyQPolicy()

@@ -12,10 +12,9 @@ from gymnasium import spaces
 from keras import ops
 
 from rl.agents.actor_critic import ActorCritic
-from rl.agents.gradient import GradientAgent
+from rl.agents.gradient import GradientAgent, states_of
 from rl.common.misc_util import tree_leaves, tree_map, warn_user
 from rl.distributions import distribution_for
-from rl.memory import _as_frames
 from rl.ops import explained_variance, gae
 from rl.rollout import Rollout, RolloutBatch, RolloutStorage
 from rl.util import RandomStream, require
@@ -122,10 +121,6 @@ class RolloutAgent(GradientAgent):
 
     # ---- what an algorithm implements -------------------------------------------------------------------------
 
-    def loss_fn(self, batch: RolloutBatch) -> tuple[Any, Any, Any, dict[str, Any]]:
-        """The loss of a batch of a rollout; see `GradientAgent.loss_fn`."""
-        raise NotImplementedError(f"{type(self).__name__} must implement loss_fn(batch)")
-
     def scheduled(self) -> dict[str, float]:
         """Numbers that change from rollout to rollout; `loss_fn` finds them in `batch.scheduled`."""
         return {}
@@ -229,7 +224,7 @@ class RolloutAgent(GradientAgent):
 
     def act(self, observation: Any) -> np.ndarray:
         """Draws actions from the policy in `fit`, takes the most probable ones in `test`; see `Agent.act`."""
-        states = self._processed(tree_map(lambda x: _as_frames(x)[:, None], observation))
+        states = self._processed(states_of(observation))
         if not self.training:
             return self._functions[1](states)
         noise = self.distribution.noise(self.dice.rng, len(tree_leaves(states)[0]))

@@ -9,11 +9,10 @@ import keras
 import numpy as np
 from keras import ops
 
-from rl.agents.gradient import GradientAgent
+from rl.agents.gradient import GradientAgent, states_of
 from rl.agents.q_values import QValues
 from rl.common.misc_util import tree_leaves, tree_map
-from rl.memory import _as_frames
-from rl.networks import check_fit
+from rl.networks import check_fit, check_output
 from rl.ops import huber, take
 from rl.util import require
 
@@ -95,7 +94,7 @@ class SARSAAgent(QValues, GradientAgent):
         expected: bool = False,
         **kwargs: Any,
     ):
-        self._check_model(model, nb_actions)
+        check_output(model, nb_actions, type(self).__name__)
         require("gamma", gamma, 0 <= gamma <= 1, "in [0, 1]")
         require("delta_clip", delta_clip, delta_clip > 0, "positive")
         require("nb_steps_warmup", nb_steps_warmup, nb_steps_warmup >= 0, "at least 0")
@@ -112,7 +111,6 @@ class SARSAAgent(QValues, GradientAgent):
         if expected:
             self.policy.probabilities(np.zeros((1, self.nb_actions)))  # says so where it has none
         self._trails = _Trails()
-        self._outputs: Any = None  # what the network said about the states acted on
 
     def loss_fn(self, batch: Pair) -> tuple[Any, Any, Any, dict[str, Any]]:
         """L; see `GradientAgent.loss_fn`."""
@@ -144,16 +142,19 @@ class SARSAAgent(QValues, GradientAgent):
 
     def act(self, observation: Any) -> np.ndarray:
         """Evaluates the network and lets the policy choose; see `Agent.act`."""
-        self._outputs = self.evaluate(_states(observation))
-        return self.explore(self._outputs)
+        outputs = self.evaluate(states_of(observation))
+        if self.training:  # a test may come between this and what follows
+            self._trails.outputs = outputs
+        return self.explore(outputs)
 
     def observe(self, transition: Any) -> np.ndarray | None:
         """Completes pairs by the action that was just taken, and learns from them; see `Agent.observe`."""
         if not self.training:
             return None
         ended = transition.terminated | transition.truncated
-        state0, state1 = _states(transition.observation), _states(transition.next_observation)
-        policy0, policy1 = self._next_policy(self._outputs, transition.action), np.zeros(self._outputs.shape, "float32")
+        state0, state1 = states_of(transition.observation), states_of(transition.next_observation)
+        outputs0 = self._trails.outputs
+        policy0, policy1 = self._next_policy(outputs0, transition.action), np.zeros(outputs0.shape, "float32")
         cut = np.flatnonzero(transition.valid & transition.truncated & ~transition.terminated)
         if len(cut):
             outputs = self.evaluate(state1)[cut]
@@ -218,7 +219,7 @@ SarsaAgent = SARSAAgent
 
 
 class _Trails:
-    """Of each lane the steps whose pairs are not complete, and complete pairs that wait to be learnt from.
+    """Of each lane the steps whose pairs are not complete; complete pairs; the outputs for the states acted on.
 
     Not lists of the agent, which Keras would wrap.
     """
@@ -226,7 +227,4 @@ class _Trails:
     def __init__(self) -> None:
         self.steps: list[list[tuple]] = []
         self.rows: list[Pair] = []
-
-
-def _states(observation: Any) -> Any:
-    return tree_map(lambda x: _as_frames(x)[:, None], observation)
+        self.outputs: Any = None

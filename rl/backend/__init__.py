@@ -8,6 +8,8 @@ A second backend is one more module with the same names:
 * ``minimize(loss_fn, variables, optimizer)`` -- one gradient step;
 * ``repeat(n, kmax, step, init)`` -- ``n`` steps (known at run time) in one compiled loop, which may end early;
 * ``vectorize(function, rows)`` -- a function of one row, applied to all rows at once;
+* ``read_rows(variable, places)`` and ``write_rows(variable, places, rows)`` -- some rows of a large variable;
+* ``make_deterministic()`` -- the same bits in every run;
 * ``to_numpy(tree)``;
 * ``device_scope(variables)`` -- the device those variables live on, as a context manager;
 * ``on_cpu(variables)`` -- whether that is a CPU;
@@ -36,5 +38,20 @@ repeat = _module.repeat
 set_threads = _module.set_threads
 to_numpy = _module.to_numpy
 vectorize = _module.vectorize
+read_rows = _module.read_rows
+write_rows = _module.write_rows
+make_deterministic = _module.make_deterministic
 
-__all__ = ["compile_function", "device_scope", "minimize", "on_cpu", "repeat", "set_threads", "to_numpy", "vectorize"]
+__all__ = [
+    "compile_function",
+    "device_scope",
+    "make_deterministic",
+    "minimize",
+    "on_cpu",
+    "read_rows",
+    "repeat",
+    "set_threads",
+    "to_numpy",
+    "vectorize",
+    "write_rows",
+]

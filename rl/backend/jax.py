@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
+import keras
 from jax import lax
 from jax import numpy as jnp
 
@@ -187,3 +188,32 @@ def vectorize(function: Callable[[Any], Any], rows: Any) -> Any:
         The results, stacked.
     """
     return jax.vmap(function)(rows)
+
+
+def read_rows(variable: Any, places: Any) -> Any:
+    """Returns the rows of a variable at integer places, `(*places, ...)`, without a copy of all the others."""
+    return keras.ops.take(variable, places, axis=0)
+
+
+def write_rows(variable: Any, places: Any, rows: Any) -> None:
+    """Writes rows of a variable at integer places, `(M,)`; where a place occurs twice any of its rows may stay."""
+    # XLA does it in place, since the variable's old value is given away.
+    variable.assign(keras.ops.scatter_update(variable, places[:, None], rows))
+
+
+def make_deterministic() -> None:
+    """Sees to it that only operations are used that give the same bits in every run.
+
+    XLA's code for CPUs needs nothing. It reads the flag for its GPU code from the environment when it starts.
+
+    Raises:
+        RuntimeError: JAX runs on a GPU, and `XLA_FLAGS` did not ask for deterministic operations.
+    """
+    flags = os.environ.get("XLA_FLAGS", "").lower().split()
+    # The first is the second and more.
+    names = ("--xla_gpu_deterministic_ops", "--xla_gpu_exclude_nondeterministic_ops")
+    if jax.default_backend() != "cpu" and not any(n + x in flags for n in names for x in ("", "=true", "=1")):
+        raise RuntimeError(
+            f"deterministic=True with JAX on a GPU needs XLA_FLAGS={names[0]}=true in the environment before the first "
+            "use of JAX; it cannot be set later. Fix: set it and start again, or KERAS_BACKEND=tensorflow"
+        )

@@ -223,3 +223,18 @@ def vectorize(function: Callable[[Any], Any], rows: Any) -> Any:
         The results, stacked.
     """
     return tf.vectorized_map(function, rows)
+
+
+def read_rows(variable: Any, places: Any) -> Any:
+    """Returns the rows of a variable at integer places, `(*places, ...)`, without a copy of all the others."""
+    return tf.gather(variable.value, places)  # of the resource; Keras' own function would read all of it first
+
+
+def write_rows(variable: Any, places: Any, rows: Any) -> None:
+    """Writes rows of a variable at integer places, `(M,)`; where a place occurs twice any of its rows may stay."""
+    variable.value.scatter_update(tf.IndexedSlices(rows, places))
+
+
+def make_deterministic() -> None:
+    """Lets TensorFlow use only operations that give the same bits in every run, for the rest of the process."""
+    tf.config.experimental.enable_op_determinism()

@@ -99,7 +99,7 @@ def set_global_seeds(seed: int | None, deterministic: bool = False) -> None:
         if not 0 <= seed <= MAX_SEED:
             raise ValueError(f"seed must be from 0 to {MAX_SEED}, got {seed}.")
     if deterministic:  # first, since it may refuse
-        from rl.backend.determinism import make_deterministic
+        from rl.backend import make_deterministic
 
         make_deterministic()
     random.seed(seed)

@@ -319,3 +319,17 @@ def test_a_loss_that_is_not_finite_is_an_error_and_leaves_the_weights():
 
 def test_keras_rls_other_name():
     assert SarsaAgent is SARSAAgent
+
+
+def test_a_test_between_the_choice_of_an_action_and_the_step_changes_no_pair():
+    class Tests(Callback):
+        def on_action_end(self, action, logs=None):
+            self.model.test(make_env(2), nb_episodes=1, **QUIET)
+
+    results = []
+    for callbacks in ([], [Tests()]):
+        agent = make_agent(policy=EpsGreedyQPolicy(0.5), expected=True)
+        agent.fit(make_env(), nb_steps=12, callbacks=callbacks, seed=1, **QUIET)
+        results.append(agent.get_weights())
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_array_equal(a, b)
