@@ -147,8 +147,8 @@ def write_weights(files: dict[str, Any], overwrite: bool = False) -> None:
                 os.replace(file, path)
     except (OSError, RuntimeError) as error:  # HDF5 says RuntimeError where a file cannot be completed
         number = getattr(error, "errno", None) or errno.EIO
-        reason = f"Cannot write {path}: {str(error).removeprefix(f'[Errno {number}] ')}. Fix: another folder or disk"
-        raise OSError(number, f"{reason}; nothing was replaced") from error
+        reason = f"Cannot write {path}: {os.strerror(number)}. Nothing was replaced. Fix: another folder or disk"
+        raise OSError(number, reason) from error
 
 
 def read_weights(files: dict[str, Any]) -> None:
