@@ -97,6 +97,10 @@ class ReplayAgent(ForwardBackward, GradientAgent):
         """Chooses actions from the policy network's outputs, `(N, ...)`."""
         raise NotImplementedError(f"{type(self).__name__} must implement explore(outputs)")
 
+    def stored_actions(self, actions: Any) -> Any:
+        """What the memory keeps of executed actions: by default the actions themselves."""
+        return actions
+
     def train_step(self, batch: Batch) -> dict[str, Any]:
         """One gradient step on `loss_fn`, and the soft target update; compiled."""
         logs = self.gradient_step(batch)
@@ -110,10 +114,13 @@ class ReplayAgent(ForwardBackward, GradientAgent):
         """Checks that env, network and memory fit, and makes the compiled functions; see `Agent.prepare`."""
         self._check_not_overridden()
         self.check_spaces(driver.observation_space, driver.action_space)
-        states = self._example_states(observation, self.memory.window_length)
+        self.check_states(self._example_states(observation, self.memory.window_length))
+        self._make_functions()
+
+    def check_states(self, states: Any) -> None:
+        """Raises `ValueError` where a network cannot take an env's states `(N, W, *obs)`; by default the policy's."""
         for network in (self.model, *[target for target, source in self.targets() if source is self.model]):
             check_fit(network, states, self.nb_actions, type(self).__name__)
-        self._make_functions()
 
     def set_weights(self, weights: list[Any]) -> None:
         """Sets all weights, as `keras.Model` does."""
