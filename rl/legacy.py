@@ -33,7 +33,8 @@ class ForwardBackward:
             One value per `metrics_names`, NaN without an update.
         """
         if self.step % self.memory_interval == 0:
-            self.memory.append(self.recent_observation, self.recent_action, reward, terminal, training=self.training)
+            action = self.stored_actions(self.recent_action)
+            self.memory.append(self.recent_observation, action, reward, terminal, training=self.training)
         metrics = None
         if self.training:
             self.run_state.step += 1
