@@ -3,7 +3,18 @@
 from rl.agents.a2c import A2CAgent
 from rl.agents.cem import CEMAgent
 from rl.agents.dqn import DQNAgent
+from rl.agents.naf import ContinuousDQNAgent, NAFAgent, NAFLayer
 from rl.agents.ppo import PPOAgent
 from rl.agents.sarsa import SARSAAgent, SarsaAgent
 
-__all__ = ["A2CAgent", "CEMAgent", "DQNAgent", "PPOAgent", "SARSAAgent", "SarsaAgent"]
+__all__ = [
+    "A2CAgent",
+    "CEMAgent",
+    "ContinuousDQNAgent",
+    "DQNAgent",
+    "NAFAgent",
+    "NAFLayer",
+    "PPOAgent",
+    "SARSAAgent",
+    "SarsaAgent",
+]

@@ -8,11 +8,15 @@ import keras
 from keras import ops
 
 from rl.agents.base import ReplayAgent
+from rl.agents.naf import ContinuousDQNAgent, NAFAgent, NAFLayer
 from rl.agents.q_values import QValues
 from rl.memory import Batch
 from rl.networks import check_output, feed
 from rl.ops import huber, take
 from rl.util import clone_model
+
+# What keras-rl had in this module, too.
+__all__ = ["AbstractDQNAgent", "ContinuousDQNAgent", "DQNAgent", "NAFAgent", "NAFLayer", "dueling_network", "mean_q"]
 
 AbstractDQNAgent = ReplayAgent
 

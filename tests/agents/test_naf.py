@@ -1,0 +1,348 @@
+"""`NAFAgent` and `NAFLayer`: the equations against NumPy twins, known values, files, refusals."""
+
+
+import gymnasium as gym
+import keras
+import numpy as np
+import pytest
+from gymnasium import spaces
+from keras import layers, ops
+
+import rl.agents
+from rl.agents import dqn
+from rl.agents.naf import ContinuousDQNAgent, NAFAgent, NAFLayer
+from rl.memory import Batch, SequentialMemory
+from tests.backends import value_and_gradient
+
+MODES = ("full", "diag")
+BOX = {a: spaces.Box(-0.5, 0.5, (a,), np.float32) for a in (1, 2, 3, 4)}
+
+
+def nb_entries(nb_actions, mode="full"):
+    return nb_actions * (nb_actions + 1) // 2 if mode == "full" else nb_actions
+
+
+def net(nb_outputs, seed=0, shape=(1, 3), hidden=(3,), std=0.3):
+    x = keras.Input(shape)
+    y = layers.Flatten()(x)
+    for i, units in enumerate((*hidden, nb_outputs)):
+        init = keras.initializers.RandomNormal(stddev=std, seed=100 * seed + i)
+        activation = "tanh" if i < len(hidden) else None
+        y = layers.Dense(units, activation, kernel_initializer=init, bias_initializer=init)(y)
+    return keras.Model(x, y)
+
+
+def make_agent(nb_actions=2, mode="full", optimizer="adam", compile_options=None, networks=None, window=1, **options):
+    shape = (window, 3)
+    if networks is None:
+        sizes = (1, nb_entries(nb_actions, mode), nb_actions)
+        networks = [net(n, i, shape) for i, n in enumerate(sizes)]
+    options = {"nb_steps_warmup": 8, "target_model_update": 0.1, "batch_size": 8} | options
+    options.setdefault("memory", SequentialMemory(200, window_length=window))
+    agent = NAFAgent(*networks, covariance_mode=mode, nb_actions=nb_actions, **options)
+    if optimizer is not None:
+        agent.compile(optimizer, jit_compile=False, **(compile_options or {}))
+    return agent
+
+
+class Weather(gym.Env):
+    """Random states, rewards and ends, whatever one does; what it was told to do is noted."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+
+    def __init__(self, action_space=BOX[2]):
+        self.action_space, self.actions = action_space, []
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.np_random.normal(size=3).astype("f4"), {}
+
+    def step(self, action):
+        self.actions.append(np.array(action))
+        terminated, truncated = (self.np_random.random(2) < 0.1).tolist()
+        state, reward = self.np_random.normal(size=3).astype("f4"), float(self.np_random.normal())
+        return state, reward, terminated, truncated, {}
+
+
+def fit(agent, env=None, nb_steps=24, **options):
+    env = Weather(BOX[agent.nb_actions]) if env is None else env
+    return agent.fit(env, nb_steps=nb_steps, verbose=0, **options)
+
+
+def random_batches(nb_actions, k=1, size=5, window=1, seed=0):
+    """Batches `(k, size, ...)` as the memory gives them."""
+    rng = np.random.default_rng(seed)
+    return Batch(
+        state0=rng.normal(size=(k, size, window, 3)).astype("f4"),
+        action=0.5 * rng.normal(size=(k, size, nb_actions)).astype("f4"),
+        reward=rng.normal(size=(k, size)).astype("f4"),
+        state1=rng.normal(size=(k, size, window, 3)).astype("f4"),
+        terminal1=(rng.random((k, size)) < 0.4).astype("f4"),
+        discount=rng.choice([0.9, 0.81], size=(k, size)).astype("f4"),
+        weight=rng.random((k, size)).astype("f4"),
+        index=None,
+    )
+
+
+def one(batches):
+    return Batch._make([None if x is None else x[0] for x in batches])
+
+
+def train_on(agent, batches, n=None):
+    """Gradient steps on batches `(k, B, ...)` through the compiled function; returns the metrics by name."""
+    agent._make_functions()
+    n = len(batches.reward) if n is None else n
+    values, _ = agent._functions[1](tuple(batches[:-1]), np.int32(n), batches.state0[0][:1])
+    return dict(zip(agent.metrics_names, values, strict=False))
+
+
+def numpy(tensor):
+    return ops.convert_to_numpy(tensor)
+
+
+# ---- the naive twin ------------------------------------------------------------------------------------------------
+
+
+def naive_lower(entries, nb_actions, mode):
+    """L of one state: row by row, one number after the other."""
+    lower, rest = [[0.0] * nb_actions for _ in range(nb_actions)], [float(x) for x in entries]
+    for i in range(nb_actions):
+        for j in range(i + 1) if mode == "full" else [i]:
+            value = rest.pop(0)
+            lower[i][j] = np.exp(value) + 1e-7 if i == j else value
+    assert not rest
+    return np.array(lower)
+
+
+def naive_advantage(entries, mu, action, mode):
+    lower = naive_lower(entries, len(mu), mode)
+    precision = lower @ lower.T
+    total = 0.0
+    for i in range(len(mu)):
+        for j in range(len(mu)):
+            total -= 0.5 * (action[i] - mu[i]) * precision[i, j] * (action[j] - mu[j])
+    return total
+
+
+def naive_net(weights, state):
+    kernel0, bias0, kernel1, bias1 = weights
+    return np.tanh(state.reshape(-1) @ kernel0 + bias0) @ kernel1 + bias1
+
+
+def naive_loss(weights, target, batch, mode, delta_clip):
+    """Loss, mean V and Q of a batch; `weights` holds those of L, mu and V, `target` those of V'. All float64."""
+    total, values, predictions = 0.0, [], []
+    nb_rows = len(batch.reward)
+    for i in range(nb_rows):
+        entries, mu = (naive_net(weights[4 * n : 4 * n + 4], batch.state0[i]) for n in (0, 1))
+        value = naive_net(weights[8:12], batch.state0[i])[0]
+        q = value + naive_advantage(entries, mu, batch.action[i], mode)
+        y = batch.reward[i]
+        if not batch.terminal1[i]:
+            y = y + batch.discount[i] * naive_net(target, batch.state1[i])[0]
+        error = abs(y - q)
+        inside = error <= delta_clip
+        total += batch.weight[i] * (0.5 * error**2 if inside else delta_clip * (error - 0.5 * delta_clip)) / nb_rows
+        values.append(value)
+        predictions.append(q)
+    return total, np.mean(values), np.array(predictions)
+
+
+def naive_updates(weights, target, batches, mode, delta_clip, rate, tau):
+    """Gradient descent with central differences, then the target moves; returns the loss and mean V of each step."""
+    logs = []
+    for t in range(len(batches.reward)):
+        batch = Batch._make([None if x is None else x[t].astype("f8") for x in batches])
+        loss, mean, _ = naive_loss(weights, target, batch, mode, delta_clip)
+        logs.append((loss, mean))
+        gradients = []
+        for w in weights:
+            gradient = np.zeros_like(w)
+            for place in np.ndindex(w.shape):
+                both = []
+                for shift in (1e-5, -1e-5):
+                    w[place] += shift
+                    both.append(naive_loss(weights, target, batch, mode, delta_clip)[0])
+                    w[place] -= shift
+                gradient[place] = (both[0] - both[1]) / 2e-5
+            gradients.append(gradient)
+        for w, gradient in zip(weights, gradients, strict=True):
+            w -= rate * gradient
+        for w, source in zip(target, weights[8:12], strict=True):
+            w += tau * (source - w)
+    return np.mean(logs, axis=0)
+
+
+# ---- the layer -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("nb_actions", [1, 2, 3, 4])
+def test_the_layer_equals_a_naive_twin(nb_actions, mode):
+    rng = np.random.default_rng(nb_actions)
+    flat = rng.normal(size=(7, nb_entries(nb_actions, mode))).astype("f4")
+    mu, action = rng.normal(size=(2, 7, nb_actions)).astype("f4")
+    expected = [[naive_advantage(*row, mode)] for row in zip(flat, mu, action, strict=True)]
+    np.testing.assert_allclose(NAFLayer(nb_actions, mode=mode)([flat, mu, action]), expected, rtol=2e-5)
+    lower = [naive_lower(row, nb_actions, mode) for row in flat]
+    np.testing.assert_allclose(NAFLayer(nb_actions, mode).cholesky(flat), lower, rtol=1e-5, atol=1e-6)
+
+
+def test_the_layer_is_filled_row_by_row():
+    lower = NAFLayer(3).cholesky(np.array([[0, 1, 0, 2, 3, 0]], "f4"))[0]
+    np.testing.assert_allclose(lower, [[1, 0, 0], [1, 1, 0], [2, 3, 1]], rtol=1e-6)
+    lower = NAFLayer(3, "diag").cholesky(np.log(np.array([[2, 3, 4]], "f4")))[0]
+    np.testing.assert_allclose(lower, np.diag([2, 3, 4]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_layer_in_a_functional_model_comes_back_from_a_file(mode, tmp_path):
+    inputs = [keras.Input((n,)) for n in (nb_entries(2, mode), 2, 2)]
+    model = keras.Model(inputs, NAFLayer(2, mode=mode)(inputs))
+    assert model.output_shape == (None, 1)
+    model.save(tmp_path / "layer.keras")
+    loaded = keras.saving.load_model(tmp_path / "layer.keras")
+    given = [np.random.default_rng(0).normal(size=(5, x.shape[1])).astype("f4") for x in inputs]
+    np.testing.assert_array_equal(loaded(given), model(given))
+    assert loaded.layers[-1].mode == mode
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_outputs_of_any_size_give_a_finite_positive_curvature(mode):
+    layer = NAFLayer(2, mode)
+
+    def advantage(flat):
+        one = ops.ones((ops.shape(flat)[0], 2))
+        return layer([flat, 0 * one, one])
+
+    for size in (-1e6, -200.0, 9.9, 10.1, 200.0, 1e6):
+        flat = np.full((1, nb_entries(2, mode)), size, "f4")
+        value, gradient = value_and_gradient(advantage, flat)
+        assert np.isfinite(value).all() and np.isfinite(gradient).all(), size
+        assert (np.diagonal(numpy(layer.precision(flat))[0]) > 0).all(), size
+    steps = np.linspace(9.999, 10.001, 3, dtype="f4")[:, None]  # no jump in value or slope where exp goes over
+    value, slope = value_and_gradient(lambda x: NAFLayer(1).cholesky(x), steps)
+    np.testing.assert_allclose(value[:, 0, 0], np.exp(steps[:, 0]), rtol=1e-5)
+    np.testing.assert_allclose(slope[:, 0], np.exp(steps[:, 0]), rtol=2e-3)
+
+
+def test_a_layer_is_told_what_it_cannot_take():
+    with pytest.raises(ValueError, match="'full' or 'diag', got 'triangular'"):
+        NAFLayer(2, mode="triangular")
+    for mode, sizes in (("full", (2, 2, 2)), ("diag", (3, 2, 2)), ("full", (3, 1, 2)), ("full", (3, 2, 1))):
+        with pytest.raises(ValueError, match=rf"NAFLayer\(2.*\(None, 2\).*got .*{sizes[0]}"):
+            NAFLayer(2, mode)([np.zeros((4, n), "f4") for n in sizes])
+
+
+# ---- Q -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("nb_actions", [1, 2, 3, 4])
+def test_q_has_its_one_maximum_at_mu_and_curvature_p(nb_actions, mode):
+    agent = make_agent(nb_actions, mode, optimizer=None)
+    states = np.random.default_rng(1).normal(size=(6, 1, 3)).astype("f4")
+    mu, value = agent.model.mu(states), agent.model.V_model(states)[:, 0]
+    q, v = agent.model.q_and_value(states, mu)
+    np.testing.assert_allclose(q, value, rtol=1e-6)
+    np.testing.assert_allclose(v, value, rtol=1e-6)
+    _, slope = value_and_gradient(lambda a: agent.model.q_and_value(states, a)[0], numpy(mu))
+    np.testing.assert_allclose(slope, 0, atol=1e-6)
+
+    precision = numpy(agent.model.precision(states))
+    np.testing.assert_array_equal(precision, precision.transpose(0, 2, 1))
+    assert (np.linalg.eigvalsh(precision) > 0).all()
+    flat = numpy(agent.L_model(states))
+    lower = np.array([naive_lower(row, nb_actions, mode) for row in flat])
+    np.testing.assert_allclose(precision, lower @ lower.transpose(0, 2, 1), rtol=1e-5, atol=1e-6)
+    columns = []  # -d2Q/da2, exact for a quadratic: how the slope changes over a step of 1
+    for i in range(nb_actions):
+        moved = numpy(mu) + np.eye(nb_actions, dtype="f4")[i]
+        columns.append(-value_and_gradient(lambda a: agent.model.q_and_value(states, a)[0], moved)[1])
+    np.testing.assert_allclose(np.stack(columns, axis=2), precision, rtol=1e-4, atol=1e-5)
+
+
+def test_the_combined_model_gives_q_of_the_action_and_the_observations():
+    agent = make_agent(2)
+    rng = np.random.default_rng(0)
+    states, action = rng.normal(size=(5, 1, 3)).astype("f4"), rng.normal(size=(5, 2)).astype("f4")
+    q = agent.combined_model([action, states])
+    assert q.shape == (5, 1)
+    np.testing.assert_array_equal(numpy(q)[:, 0], agent.model.q_and_value(states, action)[0])
+    assert agent.combined_model is agent.model
+
+
+def test_names_of_keras_rl():
+    for module in (rl.agents, dqn):
+        assert module.NAFAgent is module.ContinuousDQNAgent is NAFAgent is ContinuousDQNAgent
+        assert module.NAFLayer is NAFLayer
+
+
+# ---- learning: the equation ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delta_clip", [float("inf"), 0.7])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("nb_actions", [1, 2, 3])
+def test_whole_updates_equal_a_naive_twin(nb_actions, mode, delta_clip):
+    agent = make_agent(nb_actions, mode, keras.optimizers.SGD(0.05), delta_clip=delta_clip, target_model_update=0.3)
+    agent.target_V_model.set_weights([w + 0.1 for w in agent.target_V_model.get_weights()])
+    parts = (agent.L_model, agent.mu_model, agent.V_model)
+    weights = [w.astype("f8") for part in parts for w in part.get_weights()]
+    target = [w.astype("f8") for w in agent.target_V_model.get_weights()]
+    batches = random_batches(nb_actions, k=3, seed=nb_actions)
+    loss, mean_q = naive_updates(weights, target, Batch._make([None if x is None else x[:2] for x in batches]),
+                                 mode, delta_clip, 0.05, 0.3)  # fmt: skip
+    logs = train_on(agent, batches, n=2)  # the third is padding
+    assert logs["loss"] == pytest.approx(loss, rel=1e-4)
+    assert logs["mean_q"] == pytest.approx(mean_q, abs=1e-5)
+    learnt = [w for part in parts for w in part.get_weights()]
+    for new, expected in zip(learnt, weights, strict=True):
+        np.testing.assert_allclose(new, expected, rtol=1e-4, atol=2e-5)
+    for new, expected in zip(agent.target_V_model.get_weights(), target, strict=True):
+        np.testing.assert_allclose(new, expected, rtol=1e-4, atol=2e-5)
+    assert [w.shape for w in agent.model.get_weights()] == [w.shape for w in weights]  # L, mu, V, as in keras-rl's file
+
+
+def test_the_target_is_the_target_networks_value_alone():
+    agent = make_agent(2)
+    constant = [np.zeros_like(w) for w in agent.target_V_model.get_weights()]
+    constant[-1][...] = 7.0
+    agent.target_V_model.set_weights(constant)
+    batch = one(random_batches(2, size=16))
+    expected = batch.reward + batch.discount * (1 - batch.terminal1) * 7
+    np.testing.assert_allclose(agent.td_target(batch), expected, rtol=1e-5)
+    loss, target, prediction, logs = agent.loss_fn(batch)
+    np.testing.assert_allclose(target, expected, rtol=1e-5)
+    np.testing.assert_allclose(loss, np.mean(batch.weight * (expected - numpy(prediction)) ** 2 / 2), rtol=1e-5)
+    np.testing.assert_allclose(logs["mean_q"], np.mean(numpy(agent.V_model(batch.state0))), rtol=1e-5)
+
+
+def test_hard_updates_copy_the_value_network_and_nothing_else():
+    agent = make_agent(2, target_model_update=10)
+    first = agent.target_V_model.get_weights()
+    fit(agent, nb_steps=9)
+    np.testing.assert_array_equal(agent.target_V_model.get_weights()[0], first[0])
+    fit(agent, nb_steps=11)
+    for a, b in zip(agent.target_V_model.get_weights(), agent.V_model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert len(agent.targets()) == 1
+
+
+def test_metrics_and_regularisers():
+    def penalised(nb_outputs):
+        x = keras.Input((1, 3))
+        return keras.Model(
+            x, layers.Dense(nb_outputs, kernel_regularizer=keras.regularizers.L2(0.5))(layers.Flatten()(x))
+        )
+
+    networks = [penalised(1), penalised(3), penalised(2)]
+    agent = make_agent(networks=networks, optimizer=keras.optimizers.SGD(0.0),
+                       compile_options={"metrics": ["mae", dqn.mean_q]})  # fmt: skip
+    assert agent.metrics_names == ["loss", "mae", "mean_q"]
+    batches = random_batches(2)
+    plain, target, prediction, _ = agent.loss_fn(one(batches))
+    logs = train_on(agent, batches)
+    penalty = sum(0.5 * np.sum(np.square(n.get_weights()[0])) for n in networks)
+    assert logs["loss"] == pytest.approx(float(plain) + penalty, rel=1e-5)
+    assert logs["mae"] == pytest.approx(np.abs(numpy(target) - numpy(prediction)).mean(), rel=1e-5)
