@@ -1,5 +1,6 @@
 """Every example starts from nothing, trains, tests and ends."""
 
+import json
 import os
 import re
 import subprocess
@@ -14,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ARGUMENTS = {
     "dqn_cartpole.py": ["--nb-steps", "1100", "--nb-test-episodes", "2", "--save-weights", "x.weights.h5"],
     "dqn_cartpole_vec.py": ["--nb-steps", "300", "--num-env", "3", "--nb-test-episodes", "2"],
+    "duel_dqn_cartpole.py": ["--nb-steps", "1100", "--nb-test-episodes", "2", "--log", "duel.json"],
     "dqn_atari.py": [
         *("--nb-steps", "80", "--nb-steps-warmup", "40", "--limit", "1000", "--num-env", "2"),
         *("--nb-test-episodes", "1", "--nb-max-test-steps", "20"),
@@ -39,7 +41,7 @@ NEEDS = {"dqn_atari.py": ["ale_py", "cv2"], "ppo_atari.py": ["ale_py", "cv2"], "
 
 
 # Nothing is written unless asked for.
-FILES = {"dqn_cartpole.py": ["x.weights.h5"]}
+FILES = {"dqn_cartpole.py": ["x.weights.h5"], "duel_dqn_cartpole.py": ["duel.json"]}
 
 
 def run(command, cwd):
@@ -57,7 +59,7 @@ def run(command, cwd):
 
 
 def test_every_example_is_run():
-    assert sorted(path.name for path in (ROOT / "examples").glob("*.py")) == sorted(ARGUMENTS)
+    assert sorted(path.name for path in (ROOT / "examples").glob("*.py")) == sorted([*ARGUMENTS, "visualize_log.py"])
 
 
 @pytest.mark.parametrize("name", sorted(ARGUMENTS))
@@ -72,3 +74,20 @@ def test_example(name, tmp_path):
         assert np.isfinite(float(metrics["loss"]))  # "--" where nothing was learnt
         assert re.search(r"^Mean return of the greedy policy: -?\d+\.\d$", output, re.M)
     assert [path.name for path in tmp_path.iterdir()] == FILES.get(name, [])
+
+
+def test_a_log_is_drawn_without_a_screen(tmp_path):
+    pytest.importorskip("matplotlib")
+    log = {"episode": [0, 1, 2], "episode_reward": [1.0, 2.0, 4.0], "nb_steps": [10, 30, 70], "loss": [None, None, 0.5]}
+    (tmp_path / "log.json").write_text(json.dumps({**log, "mae": [None] * 3}))
+    script = str(ROOT / "examples" / "visualize_log.py")
+    drawn = {}
+    for name, options in (("all.png", []), ("some.png", ["--nb-steps", "30"]), ("all.svg", ["--figsize", "4", "3"])):
+        output = run([script, "log.json", "--output", name, *options], tmp_path)
+        drawn[name] = re.search("Drew (.*) to", output).group(1)
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG" if name.endswith("png") else b"<?xml")
+    assert drawn == {"all.png": "episode_reward, loss", "some.png": "episode_reward", "all.svg": "episode_reward, loss"}
+    assert "loss" in (tmp_path / "all.svg").read_text()
+    (tmp_path / "log.json").write_text("{}")
+    done = subprocess.run([sys.executable, script, "log.json"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and "holds no episode to draw" in done.stderr
