@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import inspect
+import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
 import h5py
@@ -25,9 +27,10 @@ _NOT_SAVED = {"self", "args", "kwargs", "delta_range", "custom_model_objects"}
 class SavedAgent:
     """Mixin of `Agent`: configuration, counters and weights.
 
-    A saved agent (`agent.save("x.keras")`) holds its constructor's arguments, all weights, the optimizer and the
-    lifetime counters; of a memory its settings, not its contents. Each constructor argument is expected to be an
-    attribute of the same name; a class that changes an argument overrides `get_config`.
+    A saved agent (`agent.save("x.keras")`) holds its constructor's arguments, all weights, the optimizer, the lifetime
+    counters, and what a processor (statistics), policies and noise (schedules, random streams) tell by `get_state`; of
+    a memory its settings, not its contents. Each constructor argument is expected to be an attribute of the same name;
+    a class that changes an argument overrides `get_config`.
     """
 
     model: Any
@@ -56,27 +59,41 @@ class SavedAgent:
         """What `compile` was given, for `keras.saving`; None before."""
         if not self.compiled:
             return None
+        optimizer, metrics = self._compiled_with()
         return {
-            "optimizer": _saved(self.optimizer),
-            "metrics": [_saved_metric(m) for m in self._compiled_metrics],
+            "optimizer": _each(_saved, optimizer),
+            "metrics": _each(_saved_metric, metrics),
             "jit_compile": self._jit_compile_given,  # type: ignore[attr-defined]
             "steps_per_execution": self.steps_per_execution,  # type: ignore[attr-defined]
         }
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles a loaded agent as it was; see `get_compile_config`."""
-        metrics = [_restored(m) for m in config["metrics"]]
-        restored = config | {"optimizer": _restored(config["optimizer"]), "metrics": metrics}
-        self.compile(**restored)  # type: ignore[attr-defined]
+        restored = {name: _each(_restored, config[name]) for name in ("optimizer", "metrics")}
+        self.compile(**config | restored)  # type: ignore[attr-defined]
+
+    def _compiled_with(self) -> tuple[Any, Any]:
+        """The optimizer and the metrics, in the form that `compile` takes."""
+        return self.optimizer, list(self._compiled_metrics)
 
     def save_own_variables(self, store: Any) -> None:
-        """Adds the lifetime counters to a saved agent."""
+        """Adds the lifetime counters, and the helpers' state as JSON, to a saved agent."""
         store["counters"] = np.array([getattr(self.run_state, name) for name in RunState.COUNTERS], np.int64)
+        states = json.dumps([helper.get_state() for helper in self._helpers()], default=lambda x: x.tolist())
+        store["helpers"] = np.frombuffer(states.encode(), np.uint8)
 
     def load_own_variables(self, store: Any) -> None:
-        """Reads the lifetime counters of a saved agent."""
+        """Reads what `save_own_variables` wrote."""
         for name, value in zip(RunState.COUNTERS, np.asarray(store["counters"]), strict=True):
             setattr(self.run_state, name, int(value))
+        states = json.loads(np.asarray(store["helpers"]).tobytes())
+        for helper, state in zip(self._helpers(), states, strict=True):
+            helper.set_state(state)
+
+    def _helpers(self) -> list[Any]:
+        """What has a state besides weights. An agent that is not compiled has drawn nothing from its streams yet."""
+        streams = self.random_streams() if self.compiled else []  # type: ignore[attr-defined]
+        return [x for x in (self.processor, *streams) if hasattr(x, "get_state")]  # type: ignore[attr-defined]
 
     def weights_files(self, path: str) -> dict[str, Any]:
         """Which network is kept in which file: `{path: network}`. An agent of several networks overrides it.
@@ -279,6 +296,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.dtype):
         return value.name
     return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+def _each(function: Callable[[Any], Any], value: Any) -> Any:
+    """Applies a function to a value, or to each in lists, and lists of lists, of them."""
+    return [_each(function, x) for x in value] if isinstance(value, list) else function(value)
 
 
 def _saved_metric(metric: keras.metrics.Metric) -> Any:
