@@ -22,12 +22,13 @@ from rl.common.single_env import as_lanes
 _MIN_IMAGE = 36  # pixels: the smallest edge of which the three convolutions leave something
 
 
-def feed(network: Any, states: Any) -> Any:
+def feed(network: Any, states: Any, others: dict[int, Any] | None = None) -> Any:
     """Arranges states the way a network takes them.
 
     Args:
         network: A Keras model.
         states: `(B, W, *obs)`, or a tree of those.
+        others: What goes to inputs that no state feeds, such as a critic's action, by the input's index.
 
     Returns:
         What to call the network with: a `Dict` observation's parts go to the inputs of the same names, a `Tuple`'s
@@ -37,15 +38,19 @@ def feed(network: Any, states: Any) -> Any:
     if not inputs:  # a subclassed model says nothing about its inputs
         return tree_map(lambda x: x[:, 0], states) if _takes_plain(network, states) else states
     leaves = []
-    for x, part in zip(inputs, _route(inputs, states), strict=True):
+    others = others or {}
+    fed = [x for i, x in enumerate(inputs) if i not in others]
+    for x, part in zip(fed, _route(fed, states), strict=True):
         without_window = len(x.shape) == len(part.shape) - 1 and part.shape[1] == 1
         leaves.append(part[:, 0] if without_window else part)
+    for i in sorted(others):
+        leaves.insert(i, others[i])
     if isinstance(network, keras.Sequential):
         return leaves[0]
     return keras.tree.pack_sequence_as(network.input, leaves)
 
 
-def check_fit(network: Any, states: Any, nb_outputs: int, owner: str) -> None:
+def check_fit(network: Any, states: Any, nb_outputs: int, owner: str, others: Sequence[int] = ()) -> None:
     """Raises where a network cannot take an env's states.
 
     Args:
@@ -53,11 +58,12 @@ def check_fit(network: Any, states: Any, nb_outputs: int, owner: str) -> None:
         states: What `feed` will be given: `(B, W, *obs)`, or a tree of those, after the processor.
         nb_outputs: How many outputs per state the network must have.
         owner: The agent's class name, for the message.
+        others: The indices of inputs that no state feeds.
 
     Raises:
         ValueError: With both shapes, and what to change.
     """
-    inputs = network_inputs(network)
+    inputs = [x for i, x in enumerate(network_inputs(network)) if i not in others]
     if not inputs:
         _probe(network, states, nb_outputs, owner)
         return

@@ -259,6 +259,6 @@ def _check_noise(process: Any, nb_actions: int, owner: str) -> None:
     if got != f"shape {(2, nb_actions)}":
         raise ValueError(
             f"{owner}: random_process.sample(nb_lanes) must give noise of shape (nb_lanes, {nb_actions}), for two "
-            f"lanes it gave {got}. Fix: {type(process).__name__}(size={nb_actions}, ...), or sample(nb_lanes=None) in a "
-            "class of your own"
+            f"lanes it gave {got}. Fix: {type(process).__name__}(size={nb_actions}, ...), or sample(nb_lanes=None) in "
+            "a class of your own"
         )
