@@ -327,6 +327,7 @@ class SequentialMemory(Memory):
         self._nb_first_slots = 16
         self._recent = RecentFrames(self.window_length)
         self._warned = False
+        self._checked_signature: list[Any] = []
         self._close_windows(0)
 
     def _close_windows(self, nb_lanes: int) -> None:
@@ -391,30 +392,42 @@ class SequentialMemory(Memory):
         self._expect_lanes(len(valid))
         keep = valid if store is None else valid & store
         ended = transition.terminated | transition.truncated
-        if keep.any():
+        if np.count_nonzero(keep):
             self._store_lanes(transition, np.flatnonzero(keep))
         self._linked = np.where(valid, keep, self._linked) & ~ended
         closed = ended & (not self.ignore_episode_boundaries)
-        self._last[closed] = _NONE
+        if np.count_nonzero(closed):
+            self._last[closed] = _NONE
         self._recent.push(transition.observation, keep, closed)
 
     def _store_lanes(self, transition: Transition, lanes: np.ndarray) -> None:
-        names = ("observation", "next_observation", "action", "reward", "terminated", "truncated")
-        count = len(transition.valid)
-        fields = self._checked(count, **{name: getattr(transition, name) for name in names})
+        names, count = (
+            ("observation", "next_observation", "action", "reward", "terminated", "truncated"),
+            len(self._last),
+        )
+        fields = {name: getattr(transition, name) for name in names}
+        signature = [(leaf.shape, leaf.dtype) for tree in fields.values() for leaf in tree_leaves(tree)]
+        if signature != self._checked_signature:  # arrays that look like the last ones need not be checked again
+            fields, self._checked_signature = self._checked(count, **fields), signature
+        last, linked = self._last, self._linked
         if len(lanes) < count:
             fields = tree_map(lambda leaf: leaf[lanes], fields)
+            last, linked = last[lanes], linked[lanes]
         successors = fields.pop("next_observation")
-        last = self._last[lanes]
         ids, places = self._insert(previous=last, **fields)
-        linked = self._linked[lanes] & (last >= self._oldest)
-        before = last[linked] % self.limit
-        # The row before needs its slot no longer, now that its successor is a row: that takes it over.
-        slots = np.empty(len(lanes), np.int64)
+        linked = linked & (last >= self._oldest)
         successor = self._rows["successor"]
-        slots[linked] = ~successor[before]
-        slots[~linked] = self._take_slots(len(lanes) - len(before))
-        successor[before] = places[linked]
+        # The row before needs its slot no longer, now that its successor is a row: that takes it over.
+        if np.count_nonzero(linked) == len(linked):
+            before = last % self.limit
+            slots = ~successor[before]
+            successor[before] = places
+        else:
+            before = last[linked] % self.limit
+            slots = np.empty(len(lanes), np.int64)
+            slots[linked] = ~successor[before]
+            slots[~linked] = self._take_slots(len(lanes) - len(before))
+            successor[before] = places[linked]
         successor[places] = ~slots
         _write(self._extra, slots, successors)
         self._last[lanes] = ids
@@ -531,7 +544,9 @@ class SequentialMemory(Memory):
         outside = np.nonzero(successor < 0)
         slots = ~successor[outside]
         successor[outside] = self.limit
-        places1 = np.concatenate((places[..., 1:], successor[..., None]), axis=-1)
+        places1 = successor[..., None]
+        if self.window_length > 1:
+            places1 = np.concatenate((places[..., 1:], places1), axis=-1)
         state0, state1 = self._states(places, places1, outside, slots)
         terminal1 = rows["terminated"].astype(np.float32)
         discount, weight = np.full(ids.shape, gamma, np.float32), np.ones(ids.shape, np.float32)
@@ -656,8 +671,11 @@ class SequentialMemory(Memory):
         if self._next_id > self.limit:
             old = self._rows["successor"][places]
             self._free += (~old[(old < 0) & (old != _UNKNOWN)]).tolist()
-        for name, values in {**fields, "previous": previous, "successor": _UNKNOWN}.items():
-            self._rows[name][places] = values
+        # A slice, where the ring does not wrap, is written in a third of the time.
+        at = slice(places[0], places[-1] + 1) if places[0] <= places[-1] else places
+        for name, values in fields.items():
+            self._rows[name][at] = values
+        self._rows["previous"][at], self._rows["successor"][at] = previous, _UNKNOWN
         _write(self._frames, places, observation)
         return ids, places
 

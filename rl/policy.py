@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any
 
 import keras
@@ -67,18 +69,19 @@ class Policy(RandomStream):
         rows = np.asarray(q_values)
         if rows.ndim != 2:
             raise ValueError(f"select_actions expects q_values of shape (N, nb_actions), got {rows.shape}.")
-        owner = next(cls for cls in type(self).__mro__ if "select_action" in vars(cls))
-        if vars(owner).get("vectorized", False) and "select_action" not in vars(self):
+        if _takes_all_lanes(type(self)) and "select_action" not in vars(self):
             actions = np.asarray(self._select(rows))
         else:
             actions = np.array([self._select(row) for row in rows])
-        if actions.size != len(rows) or actions.dtype.kind not in "iub":
-            raise ValueError(
-                f"{type(self).__name__}.select_action must return one integer per lane, got "
-                f"{actions.tolist()} for {len(rows)} lane(s)."
-            )
-        actions = actions.reshape(-1).astype(np.int64)
-        if len(actions) and not 0 <= actions.min() <= actions.max() < rows.shape[1]:
+        if actions.dtype != np.int64 or actions.ndim != 1 or len(actions) != len(rows):
+            if actions.size != len(rows) or actions.dtype.kind not in "iub":
+                raise ValueError(
+                    f"{type(self).__name__}.select_action must return one integer per lane, got "
+                    f"{actions.tolist()} for {len(rows)} lane(s)."
+                )
+            actions = actions.reshape(-1).astype(np.int64)
+        # One test of both bounds: read as an unsigned number, a negative one is huge.
+        if len(actions) and actions.view(np.uint64).max() >= rows.shape[1]:
             raise ValueError(
                 f"{type(self).__name__}.select_action must return indices from 0 to {rows.shape[1] - 1}, got "
                 f"{actions.tolist()}."
@@ -146,8 +149,8 @@ class _QPolicy(Policy):
         rows = q_values[None] if q_values.ndim == 1 else q_values
         if rows.ndim != 2 or not rows.shape[1]:
             raise ValueError(f"q_values: expected (nb_actions,) or (N, nb_actions), got {q_values.shape}.")
-        finite = np.isfinite(rows.max(axis=1))
-        if not finite.all():
+        # The sum is finite where all are, and the cheapest to know; what fails this test is looked at lane by lane.
+        if not math.isfinite(rows.sum(dtype=np.float64)) and not (finite := np.isfinite(rows.max(axis=1))).all():
             raise ValueError(
                 f"q_values are NaN or infinite in lane(s) {np.flatnonzero(~finite).tolist()}: "
                 f"{rows[~finite][0].tolist()}. The network has diverged or was fed such values: check "
@@ -175,8 +178,10 @@ class EpsGreedyQPolicy(_QPolicy):
         self.eps = _checked_probability("eps", eps)
 
     def _choose(self, rows: np.ndarray) -> np.ndarray:
-        random = self.rng.integers(rows.shape[1], size=len(rows))
-        return np.where(self.rng.random(len(rows)) < self.eps, random, rows.argmax(axis=1))
+        coins, dice = self.rng.random((2, len(rows)))
+        # Below 1, so the product rounds to a number below nb_actions.
+        random = (dice * rows.shape[1]).astype(np.int64)
+        return np.where(coins < self.eps, random, rows.argmax(axis=1))
 
     def probabilities(self, q_values: ArrayLike) -> np.ndarray:
         """`eps` spread evenly, the rest on the best action, float64."""
@@ -473,6 +478,13 @@ class LinearAnnealedPolicy(Policy):
         config = dict(config)
         config["inner_policy"] = keras.saving.deserialize_keras_object(config["inner_policy"])
         return cls(**config)
+
+
+@functools.lru_cache(64)
+def _takes_all_lanes(cls: type[Policy]) -> bool:
+    """Whether the class that defines `select_action` also says `vectorized`."""
+    owner = next(c for c in cls.__mro__ if "select_action" in vars(c))
+    return bool(vars(owner).get("vectorized", False))
 
 
 def _greedy(q_values: ArrayLike) -> np.ndarray:

@@ -116,7 +116,7 @@ class DQNAgent(QValues, ReplayAgent):
     def load_weights(self, filepath: Any) -> None:
         """Reads a weights file into the network and its target; see `Agent.load_weights`."""
         super().load_weights(filepath)
-        self._ahead = (None, None)  # what the old weights said
+        self._ahead.forget()  # what the old weights said
         self.update_target_model_hard()
 
     def update_target_model_hard(self) -> None:

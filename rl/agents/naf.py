@@ -10,7 +10,7 @@ from keras import ops
 
 from rl.agents.base import ReplayAgent
 from rl.agents.continuous import ContinuousActions
-from rl.common.misc_util import tree_leaves, warn_user
+from rl.common.misc_util import tree_leaves, tree_map, warn_user
 from rl.memory import Batch
 from rl.networks import check_fit, check_output, feed, network_inputs
 from rl.ops import huber
@@ -166,6 +166,7 @@ class NAFModel(keras.Model):
     def _for_precision(self, states: Any) -> Any:
         if not self.takes_action:
             return states
+        states = tree_map(ops.convert_to_tensor, states)  # Keras wants all inputs of a network to be of one kind
         nb_rows = ops.shape(tree_leaves(states)[0])[0]
         return ops.zeros((nb_rows, 1, self.naf_layer.nb_actions)), states
 
@@ -284,8 +285,17 @@ class NAFAgent(ContinuousActions, ReplayAgent):
     def load_weights(self, filepath: Any) -> None:
         """Reads a weights file into the networks and the target; see `Agent.load_weights`."""
         super().load_weights(filepath)
-        self._ahead = (None, None)  # what the old weights said
+        self._ahead.forget()  # what the old weights said
         self.update_target_model_hard()
+
+    def get_config(self) -> dict[str, Any]:
+        """See `SavedAgent.get_config`."""
+        if sum(len(x.weights) for x in (self.V_model, self.L_model, self.mu_model)) > len(self.model.weights):
+            raise ValueError(
+                "An agent whose networks share layers cannot be saved as a whole: Keras would load networks that share "
+                "none. Fix: save_weights() and load_weights(), or networks without common layers"
+            )
+        return super().get_config()
 
     def update_target_model_hard(self) -> None:
         """Copies the weights of V into its target network."""

@@ -11,14 +11,13 @@ from keras import ops
 
 from rl.agents.gradient import GradientAgent
 from rl.common.misc_util import tree_leaves, tree_map
-from rl.legacy import ForwardBackward
 from rl.memory import Batch, RecentFrames
 from rl.networks import check_fit
 from rl.ops import polyak, weights_of
 from rl.util import require
 
 
-class ReplayAgent(ForwardBackward, GradientAgent):
+class ReplayAgent(GradientAgent):
     """An agent that learns from a replay memory: off-policy, on any number of lanes.
 
     A subclass sets `self.model`, its policy network, and implements `targets`, `loss_fn` (or `train_step`) and
@@ -85,7 +84,7 @@ class ReplayAgent(ForwardBackward, GradientAgent):
         self.target_model_update = target_model_update
         self.delta_clip = float(delta_clip)
         self.custom_model_objects = dict(custom_model_objects or {})
-        self._ahead: tuple[Any, Any] = (None, None)  # observations, and what the network says about them
+        self._ahead = LookAhead()
 
     # ---- what an algorithm implements -------------------------------------------------------------------------
 
@@ -112,7 +111,6 @@ class ReplayAgent(ForwardBackward, GradientAgent):
 
     def prepare(self, driver: Any, observation: Any) -> None:
         """Checks that env, network and memory fit, and makes the compiled functions; see `Agent.prepare`."""
-        self._check_not_overridden()
         self.check_spaces(driver.observation_space, driver.action_space)
         self.check_states(self._example_states(observation, self.memory.window_length))
         self._make_functions()
@@ -125,12 +123,12 @@ class ReplayAgent(ForwardBackward, GradientAgent):
     def set_weights(self, weights: list[Any]) -> None:
         """Sets all weights, as `keras.Model` does."""
         super().set_weights(weights)
-        self._ahead = (None, None)  # what the old weights said
+        self._ahead.forget()  # what the old weights said
 
     def open_lanes(self, nb_lanes: int) -> None:
         """Closes all open windows, and sizes the compiled loop for `nb_lanes`."""
         if self.training:
-            self._ahead = (None, None)
+            self._ahead.forget()
             self.memory.begin_lanes(nb_lanes)
             self.run_state.windows = self.memory
         else:  # the frames of a test never touch the training's
@@ -160,10 +158,10 @@ class ReplayAgent(ForwardBackward, GradientAgent):
         """Looks up the lanes' windows, evaluates the policy network once, explores; see `Agent.act`."""
         if self.run_state.overlap:
             self.run_state.acted_on = observation
-        known, outputs = self._ahead
-        if known is None or known is not observation or not self.training:
-            outputs = self.evaluate(self._states(observation))
-        return self.explore(outputs)
+        ahead = self._ahead
+        if ahead.observation is None or ahead.observation is not observation or not self.training:
+            return self.explore(self.evaluate(self._states(observation)))
+        return self.explore(ahead.outputs)
 
     def _states(self, observation: Any) -> Any:
         windows = self.run_state.windows
@@ -191,7 +189,7 @@ class ReplayAgent(ForwardBackward, GradientAgent):
         metrics = self._learn(state.step - nb_steps, len(transition.valid), lambda: self._states(following))
         if metrics is not None:
             # Where no episode ended the driver hands out this very object as the next observation.
-            self._ahead = (following, self._ahead[1])
+            self._ahead.observation = following
         return metrics
 
     def learn(self) -> np.ndarray | None:
@@ -199,13 +197,14 @@ class ReplayAgent(ForwardBackward, GradientAgent):
         state = self.run_state
         # Nobody knows the next observations yet: the look-ahead is given those of the running step, and not used.
         metrics = self._learn(state.learnt, len(state.lane_steps), lambda: self._states(state.acted_on))
-        state.learnt, self._ahead = state.step, (None, None)
+        state.learnt = state.step
+        self._ahead.forget()
         return metrics
 
     def _learn(self, before: int, nb_lanes: int, next_states: Callable[[], Any]) -> np.ndarray | None:
         """Takes the gradient steps owed for the env steps after `before`, and the hard target copies among them."""
         state = self.run_state
-        self._ahead = (None, None)
+        self._ahead.forget()
         # A loaded agent is past its warm-up, but its memory is empty: no update before it holds a batch, and none after
         # for the steps until then.
         warm = min(self.batch_size, self.nb_steps_warmup // self.memory_interval)
@@ -241,7 +240,7 @@ class ReplayAgent(ForwardBackward, GradientAgent):
         metrics, outputs = self._functions[1](fields, np.int32(k), self._processed(next_states()))
         self.run_state.nb_updates += k
         self._check_finite(metrics[0], "delta_clip=1., a smaller learning_rate, optimizer clipnorm")
-        self._ahead = (None, outputs)
+        self._ahead.outputs = outputs
         return metrics
 
     def _train(self, fields: tuple, n: Any, next_states: Any) -> tuple[Any, Any]:
@@ -256,3 +255,23 @@ class ReplayAgent(ForwardBackward, GradientAgent):
 
         metrics, _ = self.gradient_steps(n, tree_leaves(fields)[0].shape[0], batch_at)
         return metrics, self.call(next_states)
+
+
+class LookAhead:
+    """The policy network's outputs for the next observations, where the last gradient steps gave them.
+
+    An object of its own, since Keras looks at every assignment to an agent, which costs as much as a small network.
+
+    Attributes:
+        observation: The observations, the very object that `act` will be given; None: there are none.
+        outputs: What `call` gives for them.
+    """
+
+    __slots__ = ("observation", "outputs")
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """There are no outputs for what comes next."""
+        self.observation = self.outputs = None
