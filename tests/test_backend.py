@@ -5,6 +5,7 @@ The same tests for every backend; those of one alone say so.
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import warnings
@@ -512,7 +513,7 @@ def test_repeat_ends_early_where_it_is_told_to(eager):
 
 @pytest.mark.parametrize("kmax, has_loop", [(1, False), (2, True)])
 def test_a_single_step_is_compiled_without_a_loop(kmax, has_loop):
-    # XLA on CPUs is ten times slower at the gradients of convolutions within a loop.
+    # TensorFlow's XLA on CPUs is ten times slower at the gradients of convolutions within a loop.
     def function(n, x):
         return backend.repeat(n, kmax, lambda i, carry: carry + ops.take(x, i, axis=0), ops.ones(()))
 
@@ -547,6 +548,75 @@ def test_k_steps_in_one_call_equal_k_calls():
     singles = sum(one(np.int32(1), x[None]) for x in xs)
     np.testing.assert_allclose(w1.numpy(), w2.numpy(), atol=1e-6)
     np.testing.assert_allclose(total, singles, rtol=1e-5)
+
+
+def convolutional_network(nb_axes):
+    layers = keras.layers
+    x = keras.Input((9, 10, 5, 4)[-nb_axes - 1 :])
+    y = {1: layers.Conv1D, 2: layers.Conv2D, 3: layers.Conv3D}[nb_axes](4, 3, 2, activation="relu")(x)
+    if nb_axes == 2:
+        y = layers.Conv2D(4, 2, padding="same", dilation_rate=2, groups=2)(y)
+        y = layers.Conv2DTranspose(3, 3, 2)(layers.DepthwiseConv2D(2, padding="same")(y))
+    return keras.Model(x, layers.Dense(1)(layers.Flatten()(y)))
+
+
+@pytest.mark.parametrize("nb_axes", [1, 2, 3])
+def test_gradient_steps_on_convolutions_in_a_loop_equal_single_ones(nb_axes):
+    model, optimizer = convolutional_network(nb_axes), keras.optimizers.SGD(0.01)
+    optimizer.build(model.trainable_variables)
+
+    def function(n, xs):
+        def step(i, carry):
+            def loss_fn():
+                return ops.mean(ops.square(model(ops.take(xs, i, axis=0)) - 1)), None
+
+            return carry + backend.minimize(loss_fn, model.trainable_variables, optimizer)[0]
+
+        return backend.repeat(n, xs.shape[0], step, ops.zeros(()))
+
+    function = compiled(function, [*model.variables, *optimizer.variables])
+    rng = np.random.default_rng(0)
+    xs = rng.normal(size=(3, 4, *model.input_shape[1:])).astype("f4")
+    weights, results = [rng.normal(size=v.shape, scale=0.2) for v in model.variables], []
+    for batches in ([xs], xs[:, None]):
+        model.set_weights(weights)
+        losses = [function(np.int32(len(batch)), batch) for batch in batches]
+        results.append([sum(losses), *model.get_weights()])
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
+    assert all(np.any(a != b) for a, b in zip(results[0][1:], weights, strict=True))
+    if NAME == "jax":  # XLA has a fast one for one order of the axes, and brings others into it outside of loops only
+        (execute, assigned, read), _ = function._plans.values()
+        values = function._state.values
+        text = execute.lower([values[i] for i in assigned], [values[i] for i in read], [np.int32(3), xs]).as_text()
+        space = ", ".join(str(i) for i in range(nb_axes))
+        orders = re.findall(r"stablehlo.convolution.*? dim_numbers = (\S.*?), window", text)
+        assert len(orders) >= 2 and set(orders) == {f"[b, {space}, f]x[{space}, i, o]->[b, {space}, f]"}
+
+
+@jax_only
+def test_convolutions_are_put_in_order_wherever_they_stand():
+    import jax
+    from jax import lax
+
+    from rl.backend.jax_convolutions import with_fast_convolutions
+
+    def convolve(x, w):
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME")  # its default: features before space
+
+    def everywhere(x, w):
+        x = lax.cond(x[0, 0, 0, 0] > 0, convolve, lambda x, w: -x, x, w)
+        x, _ = lax.scan(lambda x, _: (convolve(x, w), None), x, length=2)
+        x = jax.checkpoint(convolve)(x, w)
+        return {"y": jax.jit(convolve)(x, w), "z": jax.vmap(lambda x: convolve(x[None], w)[0])(x)}
+
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(2, 3, 5, 4)).astype("f4"), rng.normal(size=(3, 3, 3, 3)).astype("f4")
+    assert "lhs_spec=(0, 1, 2, 3)" in str(jax.make_jaxpr(everywhere)(x, w))
+    traced = str(jax.make_jaxpr(with_fast_convolutions(everywhere))(x, w))
+    assert traced.count("lhs_spec=(0, 3, 1, 2)") >= 4 and "lhs_spec=(0, 1, 2, 3)" not in traced
+    for a, b in zip(*(jax.tree.leaves(f(x, w)) for f in (with_fast_convolutions(everywhere), everywhere)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
 # ---- threads, other backends ----------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import keras
 from jax import lax
 from jax import numpy as jnp
 
+from rl.backend.jax_convolutions import with_fast_convolutions
 from rl.backend.jax_function import CompiledFunction, Scope, State, TracedScope, device_of, device_scope, to_numpy
 
 __all__ = ["compile_function", "device_scope", "minimize", "on_cpu", "repeat", "set_threads", "to_numpy"]
@@ -145,7 +146,7 @@ def repeat(
     Returns:
         The last carry.
     """
-    if kmax == 1:  # without a loop, in which XLA on CPUs takes ten times as long for the gradients of convolutions
+    if kmax == 1:
         return step(jnp.int32(0), init)
     with Scope() as outer:
         while outer.original_scope is not None and not isinstance(outer, TracedScope):
@@ -170,6 +171,8 @@ def repeat(
             result = step(i, result)
         return i + 1, [inside.get_current_value(v) for v in variables], result
 
+    if on_cpu(x for x in outer.state.values if x is not None):  # what is traced has no device, the values before have
+        body = with_fast_convolutions(body)
     _, values, result = lax.while_loop(more, body, (jnp.int32(0), [v.value for v in variables], init))
     current = dict(zip(map(id, variables), values, strict=True))
     for variable in inside.assigned.values():
