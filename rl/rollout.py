@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from rl.common.misc_util import tree_map
-from rl.memory import as_frames, matching
+from rl.frames import as_frames, matching
 
 if TYPE_CHECKING:
     from rl.driver import Transition

@@ -12,7 +12,7 @@ from keras import ops
 from rl import backend
 from rl.common.misc_util import tree_leaves, tree_map
 from rl.core import Agent
-from rl.memory import as_frames
+from rl.frames import as_frames
 from rl.networks import feed, has_convolutions
 from rl.util import clone_optimizer, get_metrics, get_optimizer, require
 

@@ -11,7 +11,8 @@ from keras import ops
 
 from rl.agents.gradient import GradientAgent
 from rl.common.misc_util import tree_leaves, tree_map
-from rl.memory import Batch, RecentFrames
+from rl.frames import RecentFrames
+from rl.memory import Batch
 from rl.networks import check_fit
 from rl.ops import polyak, weights_of
 from rl.util import require
