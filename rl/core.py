@@ -457,6 +457,15 @@ def _count(name: str, value: float | None) -> int | None:
     return int(value)
 
 
+def __getattr__(name: str) -> Any:
+    """The callbacks, which old scripts import from here as well."""
+    import rl.callbacks
+
+    if name in rl.callbacks.__all__:
+        return getattr(rl.callbacks, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 class Env:
     """The old env API of keras-rl, for type hints and as a base of old envs: `reset()` -> observation.
 
