@@ -298,14 +298,14 @@ class Agent(SavedAgent, keras.Model):
         state = self.run_state
         state.training, self.stop_training = True, False
         try:
+            if seed is not None:
+                self.seed(seed)  # before lanes are opened, for which an agent may draw
             lanes = self._lanes_for(env, options, seed)
             state.overlap, state.learnt = overlap, state.step
             if overlap and not lanes.driver.is_vector:
                 raise ValueError(
                     "overlap=True needs a vector env, whose workers step meanwhile (make_gym_env makes one)"
                 )
-            if seed is not None:
-                self.seed(seed)
             stop_step = None
             if nb_steps is not None:
                 stop_step = state.requested = state.requested + nb_steps

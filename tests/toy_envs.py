@@ -112,3 +112,29 @@ class Awkward(gym.Env):
             "count": self.t,
         }
         return info | ({"is_success": self.episode % 2 == 0} if end else {})
+
+
+class Drift(gym.Env):
+    """Three numbers that drift with the action and by chance, for any action space; reward: how near to 0 they are.
+
+    Episodes last 3 to 8 steps and end either way. Actions are noted.
+    """
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+
+    def __init__(self, action_space):
+        self.action_space, self.actions = action_space, []
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.state, self.left = self.np_random.normal(size=3), int(self.np_random.integers(3, 9))
+        return self.state.astype(np.float32), {}
+
+    def step(self, action):
+        self.actions.append(np.array(action))
+        self.left -= 1
+        push = 0.3 * (np.mean(action) - 0.5)
+        self.state = 0.9 * self.state + push + 0.1 * self.np_random.normal(size=3)
+        end = self.left == 0
+        terminated = end and bool(self.np_random.random() < 0.5)
+        return self.state.astype(np.float32), -float(self.state @ self.state), terminated, end and not terminated, {}

@@ -155,7 +155,7 @@ class CEMAgent(GradientAgent):
             jit_compile: As in `GradientAgent.compile`.
             run_eagerly: The same.
         """
-        super().compile(keras.optimizers.SGD(), None, jit_compile, 1, run_eagerly)  # Keras wants one
+        super().compile("sgd", None, jit_compile, 1, run_eagerly)  # Keras wants one
 
     def get_compile_config(self) -> dict[str, Any] | None:
         """See `SavedAgent.get_compile_config`."""
