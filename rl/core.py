@@ -10,7 +10,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from rl.loop import Lanes, RunState, run
+from rl.legacy import ForwardBackward, check_lanes, run_agent
+from rl.loop import Lanes, RunState
 from rl.saving import SavedAgent
 
 
@@ -83,7 +84,7 @@ class Processor:
 _drivers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
-class Agent(SavedAgent, keras.Model):
+class Agent(ForwardBackward, SavedAgent, keras.Model):
     """An agent: a Keras model whose output is its policy network's, with `fit` on an env instead of on data.
 
     A subclass implements `act` and `observe` for N lanes; `fit` and `test` do the rest. Counters are lifetime
@@ -98,7 +99,9 @@ class Agent(SavedAgent, keras.Model):
     """
 
     can_overlap = False  # whether `learn` is implemented
-    optimizer: Any = None  # there before `compile`, for callbacks and for subclasses that never call ours
+    # There before `compile`, for callbacks and for subclasses that never call ours.
+    optimizer: Any = None
+    stop_training = False
 
     def __init__(self, processor: Processor | None = None, **kwargs: Any):
         if processor is not None and not isinstance(processor, Processor):
@@ -193,28 +196,6 @@ class Agent(SavedAgent, keras.Model):
     @training.setter
     def training(self, value: bool) -> None:
         self.run_state.training = bool(value)
-
-    @property
-    def recent_observation(self) -> Any:
-        """What `forward` was given last."""
-        return self.run_state.recent_observation
-
-    @recent_observation.setter
-    def recent_observation(self, value: Any) -> None:
-        self.run_state.recent_observation = value
-
-    @property
-    def recent_action(self) -> Any:
-        """What `forward` answered last."""
-        return self.run_state.recent_action
-
-    @recent_action.setter
-    def recent_action(self, value: Any) -> None:
-        self.run_state.recent_action = value
-
-    def reset_states(self) -> None:
-        """Forgets the open episode of an agent that is driven by `forward` and `backward`."""
-        self.run_state.recent_observation = self.run_state.recent_action = None
 
     def seed(self, seed: int) -> None:
         """Seeds every random stream of the agent: policies, memory, and the layers' (dropout, noise)."""
@@ -405,9 +386,13 @@ class Agent(SavedAgent, keras.Model):
         first_epoch = self.run_state.finished  # Keras' epoch goes on where the last fit stopped
         hooks = CallbackList(callbacks, model=self, env=lanes.driver.env, params=params, first_epoch=first_epoch)
         did_abort, outer, self._running = True, self._running, lanes
+        begin, end = self._on_test_begin, self._on_test_end
+        if self.training:
+            begin, end = self._on_train_begin, self._on_train_end
         try:
+            begin()
             hooks.on_train_begin({})
-            did_abort = run(self, lanes, hooks, **limits)
+            did_abort = run_agent(self, lanes, hooks, **limits)
             if self.run_state.overlap:
                 self.learn()  # from the last step
         except KeyboardInterrupt:
@@ -415,6 +400,7 @@ class Agent(SavedAgent, keras.Model):
         finally:
             self._running = outer
             hooks.on_train_end({"did_abort": did_abort})
+            end()
         return hooks.history
 
     def _lanes_for(self, env: Any, options: tuple, seed: int | None) -> Lanes:
@@ -435,9 +421,11 @@ class Agent(SavedAgent, keras.Model):
 
         repetition, longest, start_steps, start_policy = options
         driver = EnvDriver(env, self.processor, repetition, longest, start_steps, start_policy)
+        check_lanes(self, driver)
         _drivers[id(env)] = driver
         self.prepare(driver, driver.reset(seed=seed))
         self.open_lanes(driver.nb_lanes)
+        self.run_state.hand = None
         return Lanes(driver)
 
     def _check_compiled(self, method: str) -> None:

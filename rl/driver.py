@@ -188,7 +188,13 @@ class EnvDriver:
             self._settled, self.failed = True, False
         return self._observation
 
-    def step(self, action: Any, meanwhile: Callable[[], Any] | None = None) -> Transition:
+    def step(
+        self,
+        action: Any,
+        meanwhile: Callable[[], Any] | None = None,
+        before: Callable[[], Any] = lambda: None,
+        after: Callable[[], Any] = lambda: None,
+    ) -> Transition:
         """Act in every lane.
 
         Args:
@@ -196,6 +202,8 @@ class EnvDriver:
                 (N, A) floats; see `Transition`. A lane that only resets itself or plays a start step ignores its
                 action.
             meanwhile: Called once while the envs step; on a vector env only.
+            before: Called before the env's step, before each one of a repeated action.
+            after: Called after it, likewise.
 
         Returns:
             The `Transition`.
@@ -214,11 +222,15 @@ class EnvDriver:
             raise ValueError(f"step() needs {self.nb_lanes} actions, one per lane, got shape {action.shape}.")
         sent = self._to_env(self._actions.in_space(action))
         self.started, self.failed = self._none, True
+        before()
         row = self._play(action, sent, meanwhile)
+        after()
         for _ in range(self.action_repetition - 1):
             if row.terminated[0] or row.truncated[0]:
                 break
+            before()
             new = self._play(action, sent)
+            after()
             info = [_summed(row.info[0], new.info[0])]
             row = new._replace(observation=row.observation, reward=row.reward + new.reward, info=info)
         row = self._settle(row)

@@ -41,12 +41,14 @@ class RunState:
         metric_count: In how many updates that was, `(M,)`.
         recent_observation: For agents driven by `forward` and `backward`: what `forward` was given last.
         recent_action: What it answered.
+        hand: Likewise: how far such an agent has come, a `rl.legacy.Hand`.
     """
 
     __slots__ = (
         "acted_on",
         "episode",
         "finished",
+        "hand",
         "lane_steps",
         "learnt",
         "metric_count",
@@ -76,6 +78,14 @@ class RunState:
         self.metric_count: Any = 0.0
         self.recent_observation: Any = None
         self.recent_action: Any = None
+        self.hand: Any = None
+
+    def add(self, metrics: np.ndarray | None, nb_updates: int) -> None:
+        """Adds means over the updates since there were `nb_updates` to the sums, where they are finite."""
+        if metrics is not None:
+            weight = np.isfinite(metrics) * max(self.nb_updates - nb_updates, 1)
+            self.metric_sum = self.metric_sum + np.where(weight, metrics, 0.0) * weight
+            self.metric_count = self.metric_count + weight
 
 
 class Lanes:
@@ -175,6 +185,14 @@ def run(
         nonlocal learnt
         learnt = agent.learn()
 
+    def before() -> None:
+        for lane, episode in acting:
+            hooks.on_action_begin(action[lane], {"episode": episode, "lane": lane})
+
+    def after() -> None:
+        for lane, episode in acting:
+            hooks.on_action_end(action[lane], {"episode": episode, "lane": lane})
+
     for lane in np.flatnonzero(lanes.open):  # an episode left open by the last `fit` is new to these callbacks
         hooks.on_episode_begin(int(lanes.episode[lane]), {"lane": int(lane)})
 
@@ -186,27 +204,21 @@ def run(
                     lanes.begin(int(lane), state)
                     if reported[lane]:
                         hooks.on_episode_begin(int(lanes.episode[lane]), {"lane": int(lane)})
+                agent.begin_episodes()
             if hooks.wants_steps:
                 acting = [(int(i), int(lanes.episode[i])) for i in np.flatnonzero(lanes.open & reported)]
             for lane, episode in acting:
                 hooks.on_step_begin(int(lanes.length[lane]), {"episode": episode, "lane": lane})
-            action = agent.act(observation)
-            for lane, episode in acting:
-                hooks.on_action_begin(action[lane], {"episode": episode, "lane": lane})
             nb_updates = state.nb_updates
-            transition = driver.step(action, learn if state.overlap else None)
-            for lane, episode in acting:
-                hooks.on_action_end(action[lane], {"episode": episode, "lane": lane})
+            action = agent.act(observation)
+            transition = driver.step(action, learn if state.overlap else None, before, after)
             valid = transition.valid
             state.step += int(np.count_nonzero(valid))
             lanes.length += valid
             lanes.episode_reward += transition.reward
             metrics = agent.observe(transition)
             metrics = learnt if state.overlap else metrics
-            if metrics is not None:
-                weight = np.isfinite(metrics) * max(state.nb_updates - nb_updates, 1)
-                state.metric_sum = state.metric_sum + np.where(weight, metrics, 0.0) * weight
-                state.metric_count = state.metric_count + weight
+            state.add(metrics, nb_updates)
             for lane, _ in acting:
                 logs = lanes.step_logs(lane, transition, state, metrics, len(names))
                 hooks.on_step_end(int(lanes.length[lane]) - 1, logs)
@@ -215,6 +227,7 @@ def run(
                 hooks.on_vector_step_end(done)
             ended = transition.terminated | transition.truncated
             if ended.any():
+                agent.end_episodes()
                 for lane in np.flatnonzero(ended & lanes.open):
                     lanes.open[lane] = False
                     state.finished += 1

@@ -347,16 +347,6 @@ def test_training_by_hand_with_forward_and_backward():
     assert np.isfinite(metrics).all()
 
 
-@pytest.mark.parametrize("name", ["forward", "backward"])
-def test_overriding_what_fit_does_not_call_is_refused(name):
-    subclass = type("Old", (DQNAgent,), {name: lambda self, *args, **kwargs: None})
-    agent = subclass(network(), nb_actions=3, memory=SequentialMemory(100, window_length=1))
-    agent.compile("adam", jit_compile=False)
-    with pytest.raises(TypeError, match=rf"Old overrides {name}\(\).*explore"):
-        agent.fit(Counting(), nb_steps=5, verbose=0)
-    assert agent.step == 0
-
-
 @pytest.mark.parametrize("lanes", [1, 3])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_bad_observation_is_named_and_not_stored(lanes, bad):
