@@ -2,6 +2,7 @@
 
 from rl.agents.a2c import A2CAgent
 from rl.agents.cem import CEMAgent
+from rl.agents.ddpg import DDPGAgent
 from rl.agents.dqn import DQNAgent
 from rl.agents.naf import ContinuousDQNAgent, NAFAgent, NAFLayer
 from rl.agents.ppo import PPOAgent
@@ -11,6 +12,7 @@ __all__ = [
     "A2CAgent",
     "CEMAgent",
     "ContinuousDQNAgent",
+    "DDPGAgent",
     "DQNAgent",
     "NAFAgent",
     "NAFLayer",

@@ -116,12 +116,6 @@ class ContinuousActions:
         if self.training and self.random_process is not None:
             self.random_process.reset_states()
 
-    def reset_states(self: Any) -> None:
-        """Forgets the open episode, and its noise, of an agent that is driven by `forward` and `backward`."""
-        super().reset_states()  # type: ignore[misc]
-        if self.random_process is not None:
-            self.random_process.reset_states()
-
     def observe(self: Any, transition: Any) -> np.ndarray | None:
         """Also starts the noise anew in lanes whose episode begins; see `Agent.observe`."""
         process, invalid = self.random_process, ~transition.valid
@@ -140,17 +134,6 @@ class ContinuousActions:
         """The noise and the uniform actions, too; see `Agent.random_streams`."""
         noise = [] if self.random_process is None else [self.random_process]
         return [*super().random_streams(), *noise, self._acting.stream]  # type: ignore[misc]
-
-    def save_own_variables(self: Any, store: Any) -> None:
-        """Adds where the noise's schedule is."""
-        super().save_own_variables(store)  # type: ignore[misc]
-        store["noise_steps"] = np.int64(getattr(self.random_process, "n_steps", 0))
-
-    def load_own_variables(self: Any, store: Any) -> None:
-        """Goes on with the noise's schedule."""
-        super().load_own_variables(store)  # type: ignore[misc]
-        if hasattr(self.random_process, "n_steps"):
-            self.random_process.n_steps = int(np.asarray(store["noise_steps"]))
 
 
 class ActionBounds:

@@ -52,7 +52,10 @@ class GradientAgent(Agent):
         return self.gradient_step(batch)
 
     def learners(self) -> dict[str, list[Any]]:
-        """What learns with an optimizer of its own, by name: lists of networks. `optimizer` is the first one's."""
+        """What learns with an optimizer of its own, by name: lists of networks. `optimizer` is the first one's.
+
+        The loss of each is logged: that of `loss_learner` as `loss`, others as `<name>_loss`.
+        """
         return {"model": [self.model]}
 
     def gradient_step(self, batch: Any, weight: Any = None, max_norm: float | None = None) -> dict[str, Any]:
@@ -122,6 +125,10 @@ class GradientAgent(Agent):
         sums, _ = backend.repeat(n, kmax, step, start, go_on)
         means, taken = sums[0] / sums[1], sums[1, 0]
         results = [ops.cast(m.result(), "float32") for m in self._compiled_metrics]
+        for i, learner in enumerate(self._metrics_taught):  # a metric without an update would say 0
+            if learner != self.loss_learner:
+                mean = means[names.index(f"{learner}_loss")]
+                results[i] = ops.where(ops.isnan(mean), float("nan"), results[i])
         return ops.concatenate([means[:1], ops.stack(results), means[1:]]) if results else means, taken
 
     def call(self, states: Any, training: bool = False) -> Any:

@@ -97,10 +97,6 @@ class ReplayAgent(GradientAgent):
         """Chooses actions from the policy network's outputs, `(N, ...)`."""
         raise NotImplementedError(f"{type(self).__name__} must implement explore(outputs)")
 
-    def stored_actions(self, actions: Any) -> Any:
-        """What the memory keeps of executed actions: by default the actions themselves."""
-        return actions
-
     def train_step(self, batch: Batch) -> dict[str, Any]:
         """One gradient step on `loss_fn`, and the soft target update; compiled."""
         logs = self.gradient_step(batch)
