@@ -138,3 +138,55 @@ class Drift(gym.Env):
         end = self.left == 0
         terminated = end and bool(self.np_random.random() < 0.5)
         return self.state.astype(np.float32), -float(self.state @ self.state), terminated, end and not terminated, {}
+
+
+class Bandit(gym.Env):
+    """One state, one step, reward -(a - 0.3)^2."""
+
+    observation_space = gym.spaces.Box(0, 1, (1,), np.float32)
+
+    def __init__(self, low, high):
+        self.action_space = gym.spaces.Box(low, high, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.ones(1, np.float32), {}
+
+    def step(self, action):
+        return np.ones(1, np.float32), -float((action[0] - 0.3) ** 2), True, False, {}
+
+
+class LinearQuadratic(gym.Env):
+    """x' = A x + B u, reward -(x^T Q x + u^T R u); episodes are cut, never terminated."""
+
+    GAMMA = 0.9
+
+    def __init__(self, size):
+        rng = np.random.default_rng(size)
+        self.a, self.b, self.q, self.r = (np.array([[x]]) for x in (0.9, 0.5, 1.0, 0.1))
+        if size > 1:
+            self.a, self.b = (np.eye(size) * x + 0.15 * rng.normal(size=(size, size)) for x in (0.7, 0.5))
+            half = 0.3 * rng.normal(size=(size, size))
+            self.q, self.r = np.eye(size), 0.2 * np.eye(size) + half @ half.T
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        self.action_space = gym.spaces.Box(-3, 3, (size,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.x, self.t = self.np_random.uniform(-1, 1, len(self.a)), 0
+        return self.x.astype(np.float32), {}
+
+    def step(self, action):
+        u = np.asarray(action, np.float64)
+        reward = -float(self.x @ self.q @ self.x + u @ self.r @ u)
+        self.x, self.t = self.a @ self.x + self.b @ u, self.t + 1
+        return self.x.astype(np.float32), reward, False, self.t == 3, {}
+
+    def solution(self):
+        """`(S, K, P)`: V = -x^T S x, mu = -K x and P, by iterating the Riccati equation."""
+        s = np.zeros_like(self.q)
+        for _ in range(500):
+            inner = self.r + self.GAMMA * self.b.T @ s @ self.b
+            gain = np.linalg.solve(inner, self.GAMMA * self.b.T @ s @ self.a)
+            s = self.q + self.GAMMA * self.a.T @ s @ (self.a - self.b @ gain)
+        return s, gain, 2 * inner
