@@ -1,6 +1,5 @@
 """`NAFAgent` and `NAFLayer`: the equations against NumPy twins, known values, files, refusals."""
 
-
 import gymnasium as gym
 import keras
 import numpy as np
@@ -11,8 +10,11 @@ from keras import layers, ops
 import rl.agents
 from rl.agents import dqn
 from rl.agents.naf import ContinuousDQNAgent, NAFAgent, NAFLayer
+from rl.common.vec_env import DummyVecEnv
 from rl.memory import Batch, SequentialMemory
+from rl.random import GaussianWhiteNoiseProcess, OrnsteinUhlenbeckProcess
 from tests.backends import value_and_gradient
+from tests.toy_envs import Bandit, ConstantReward, LinearQuadratic
 
 MODES = ("full", "diag")
 BOX = {a: spaces.Box(-0.5, 0.5, (a,), np.float32) for a in (1, 2, 3, 4)}
@@ -346,3 +348,279 @@ def test_metrics_and_regularisers():
     penalty = sum(0.5 * np.sum(np.square(n.get_weights()[0])) for n in networks)
     assert logs["loss"] == pytest.approx(float(plain) + penalty, rel=1e-5)
     assert logs["mae"] == pytest.approx(np.abs(numpy(target) - numpy(prediction)).mean(), rel=1e-5)
+
+
+# ---- learning: values that are known ---------------------------------------------------------------------------------
+
+
+@keras.saving.register_keras_serializable("test_naf")
+class Products(layers.Layer):
+    """`x_i x_j` for i <= j."""
+
+    def call(self, x):
+        rows, columns = np.triu_indices(x.shape[1])
+        return ops.take(x, rows, axis=1) * ops.take(x, columns, axis=1)
+
+
+def start(*networks, nb_actions, rate, nb_updates, **options):
+    """An agent whose learning rate falls to a hundredth, so that Adam comes to rest."""
+    options = {"nb_steps_warmup": 200, "target_model_update": 0.1, "batch_size": 32} | options
+    memory = SequentialMemory(20_000, window_length=1)
+    agent = NAFAgent(*networks, nb_actions=nb_actions, memory=memory, **options)
+    schedule = keras.optimizers.schedules.PolynomialDecay(rate, nb_updates, rate / 100)
+    agent.compile(keras.optimizers.Adam(schedule), jit_compile=False, steps_per_execution=32)
+    return agent
+
+
+def linear(nb_inputs, nb_outputs, features=None, **options):
+    x = keras.Input((1, nb_inputs))
+    y = layers.Flatten()(x)
+    y = layers.Dense(nb_outputs, kernel_initializer="zeros", **options)(y if features is None else features(y))
+    return keras.Model(x, y)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_linear_quadratic_regulator_is_found_exactly(size):
+    s, gain, precision = LinearQuadratic(size).solution()
+    if size == 1:
+        np.testing.assert_allclose([s[0, 0], gain[0, 0], precision[0, 0]], [1.238432, 1.324624, 0.757295], atol=1e-6)
+    agent = start(
+        linear(size, 1, Products(), use_bias=False),
+        linear(size, nb_entries(size)),
+        linear(size, size, use_bias=False),
+        GaussianWhiteNoiseProcess(sigma=1.0, size=size),
+        nb_actions=size,
+        gamma=LinearQuadratic.GAMMA,
+        rate=0.03,
+        nb_updates=3000,
+    )
+    agent.fit(DummyVecEnv([lambda: LinearQuadratic(size)] * 4), nb_steps=3200, verbose=0, seed=1)
+    states = np.random.default_rng(0).uniform(-1, 1, (50, 1, size)).astype("f4")
+    x = states[:, 0]
+    np.testing.assert_allclose(agent.model.precision(states), np.broadcast_to(precision, (50, size, size)), atol=0.02)
+    np.testing.assert_allclose(agent.model.mu(states), -x @ gain.T, atol=0.02)
+    np.testing.assert_allclose(agent.V_model(states)[:, 0], -np.sum((x @ s) * x, axis=1), atol=0.02)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("low", "high"), [(-2, 2), (0, 1)])
+def test_a_bandits_best_action_is_found_within_its_bounds(low, high, mode):
+    agent = start(
+        *[linear(1, 1) for _ in range(3)],
+        GaussianWhiteNoiseProcess(sigma=0.5),
+        mode,
+        nb_actions=1,
+        rate=0.02,
+        nb_updates=1500,
+    )
+    agent.fit(Bandit(low, high), nb_steps=1700, verbose=0, seed=1)
+    one = np.ones((1, 1, 1), "f4")
+    assert float(agent.model.mu(one)[0, 0]) == pytest.approx(0.3, abs=0.02)
+    assert float(agent.model.precision(one)[0, 0, 0]) == pytest.approx(2, abs=0.1)  # -(a - 0.3)^2 = -P (a - mu)^2 / 2
+    assert float(agent.V_model(one)[0, 0]) == pytest.approx(0, abs=0.02)
+    actions = agent.memory.actions[:]
+    assert np.min(actions) >= low and np.max(actions) <= high
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_a_time_limit_is_not_a_terminal_state(lanes):
+    class Continuous(ConstantReward):
+        action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    agent = start(
+        *[linear(1, 1, use_bias=False) for _ in range(3)],
+        nb_actions=1,
+        rate=1.0,
+        nb_updates=2400,
+        gamma=0.99,
+        target_model_update=0.9,
+    )
+    agent.compile(keras.optimizers.SGD(0.9), jit_compile=False, steps_per_execution=32)
+    env = Continuous(5) if lanes == 1 else DummyVecEnv([lambda: Continuous(5)] * lanes)
+    agent.fit(env, nb_steps=2600, verbose=0, seed=0)
+    assert float(agent.V_model(np.ones((1, 1, 1), "f4"))[0, 0]) == pytest.approx(100, abs=1)
+
+
+# ---- what keras-rl got wrong -----------------------------------------------------------------------------------------
+
+
+def networks_of_keras_rl(nb_actions=2, nb_observations=1, shape=(1, 3)):
+    """V and mu of the observations, L of the action and the observations, as in keras-rl's example."""
+    action = keras.Input((nb_actions,), name="action_input")
+    observations = [keras.Input(shape) for _ in range(nb_observations)]
+    joined = layers.Concatenate()([action, *[layers.Flatten()(x) for x in observations]])
+    x = layers.Dense(4, "tanh", kernel_initializer=keras.initializers.RandomNormal(seed=5))(joined)
+    l_model = keras.Model([action, *observations], layers.Dense(nb_entries(nb_actions))(x))
+    others = []
+    for n in (1, nb_actions):
+        inputs = [keras.Input(shape) for _ in range(nb_observations)]
+        flat = [layers.Flatten()(x) for x in inputs]
+        flat = layers.Concatenate()(flat) if len(flat) > 1 else flat[0]
+        others.append(keras.Model(inputs, layers.Dense(n)(flat)))
+    return others[0], l_model, others[1]
+
+
+def test_a_precision_network_that_takes_the_action_is_given_zeros(tmp_path):
+    with pytest.warns(UserWarning, match="zeros for its input 'action_input'.*Fix: an L_model of the observ") as caught:
+        agent = make_agent(networks=networks_of_keras_rl())
+    assert len(caught) == 1
+    states = np.random.default_rng(0).normal(size=(5, 1, 3)).astype("f4")
+    mu = numpy(agent.model.mu(states))
+    best, value = agent.model.q_and_value(states, mu)
+    np.testing.assert_allclose(best, value, rtol=1e-6)
+    for size in (0.1, 1.0, 5.0):  # in every direction it falls, by the same quadratic
+        step = size * np.array([0.6, -0.8], "f4")
+        up, down = (numpy(agent.model.q_and_value(states, mu + sign * step)[0]) for sign in (1, -1))
+        np.testing.assert_allclose(up, down, rtol=1e-4)
+        assert (up < numpy(value)).all()
+    np.testing.assert_allclose(agent.L_model([np.zeros((5, 2), "f4"), states]), agent.model._entries(states, False))
+    fit(agent, nb_steps=40)
+    agent.save(tmp_path / "old.keras")
+    with pytest.warns(UserWarning, match="action_input"):
+        loaded = keras.saving.load_model(tmp_path / "old.keras")
+    np.testing.assert_allclose(loaded.model.precision(states), agent.model.precision(states), rtol=1e-6)
+    fit(loaded, nb_steps=40)
+
+
+def test_a_precision_network_of_the_action_and_two_observations():
+    class Two(Weather):
+        observation_space = spaces.Tuple([Weather.observation_space] * 2)
+
+        def reset(self, **options):
+            x, info = super().reset(**options)
+            return (x, -x), info
+
+        def step(self, action):
+            x, *rest = super().step(action)
+            return (x, -x), *rest
+
+    with pytest.warns(UserWarning, match="action_input"):
+        agent = make_agent(networks=networks_of_keras_rl(nb_observations=2))
+    fit(agent, Two())
+    assert agent.run_state.nb_updates == 16
+    x = np.ones((4, 1, 3), "f4")
+    assert agent.combined_model([np.zeros((4, 2), "f4"), x, -x]).shape == (4, 1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_curvature_is_positive_whatever_the_network_says(mode):
+    agent = make_agent(3, mode, optimizer=None)
+    weights = agent.L_model.get_weights()
+    agent.L_model.set_weights([np.zeros_like(w) for w in weights[:-1]] + [np.full_like(weights[-1], -2.0)])
+    precision = numpy(agent.model.precision(np.ones((1, 1, 3), "f4")))[0]
+    assert (np.linalg.eigvalsh(precision.astype("f8")) > 0).all()
+    assert precision[0, 0] == pytest.approx(np.exp(-4), rel=1e-4)  # keras-rl took -2 itself for "diag"
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_the_executed_action_is_the_one_that_is_learnt_from(lanes):
+    envs = [Weather(BOX[3]) for _ in range(lanes)]
+    agent = make_agent(3, random_process=OrnsteinUhlenbeckProcess(theta=0.15, sigma=0.5, dt=1.0, size=3))
+    fit(agent, envs[0] if lanes == 1 else DummyVecEnv([lambda e=e: e for e in envs]), nb_steps=60)
+    stored = {tuple(a) for a in np.round(np.asarray(agent.memory.actions[:]), 5).tolist()}
+    executed = {tuple(a) for env in envs for a in np.round(env.actions, 5).tolist()}
+    assert len(executed) > 30 and stored <= executed
+    assert np.abs(list(executed)).max() == 0.5  # some were clipped
+
+
+# ---- precision, files ------------------------------------------------------------------------------------------------
+
+
+def test_in_half_precision_the_quadratic_form_is_float32():
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    agent = make_agent(2)
+    assert agent.mu_model.layers[2].compute_dtype == "float16" and agent.model.naf_layer.compute_dtype == "float32"
+    batch = one(random_batches(2))._replace(action=np.full((5, 2), 300.0, "f4"))  # whose square float16 cannot hold
+    loss, target, prediction, logs = agent.loss_fn(batch)
+    for tensor in (loss, target, prediction, logs["mean_q"], agent(batch.state0), agent.model.precision(batch.state0)):
+        assert keras.backend.standardize_dtype(tensor.dtype) == "float32" and np.isfinite(numpy(tensor)).all()
+    assert (numpy(prediction) < -1000).all()
+
+
+def test_networks_may_share_layers(tmp_path):
+    x = keras.Input((1, 3))
+    trunk = layers.Dense(6, "tanh")(layers.Flatten()(x))
+    agent = make_agent(networks=[keras.Model(x, layers.Dense(n)(trunk)) for n in (1, 3, 2)])
+    assert len(agent.model.get_weights()) == 2 + 3 * 2
+    fit(agent)
+    assert agent.run_state.nb_updates == 16
+    before = agent.model.get_weights()
+    agent.save_weights(tmp_path / "naf.weights.h5")
+    fit(agent)
+    agent.load_weights(tmp_path / "naf.weights.h5")
+    for old, new in zip(before, agent.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+    with pytest.raises(ValueError, match="share layers.*Fix: save_weights"):
+        agent.save(tmp_path / "naf.keras")
+
+
+def test_loaded_weights_reach_all_networks_and_the_target(tmp_path):
+    agent, other = (
+        make_agent(3, "diag"),
+        make_agent(3, "diag", networks=[net(n, 7 + i) for i, n in enumerate((1, 3, 3))]),
+    )
+    fit(agent)
+    agent.save_weights(tmp_path / "naf.h5f")
+    other.load_weights(tmp_path / "naf.h5f")
+    for a, b in zip(agent.model.get_weights(), other.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    for a, b in zip(agent.V_model.get_weights(), other.target_V_model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+# ---- bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sizes", "mode", "message"),
+    [
+        ((1, 2, 2), "full", r"NAFAgent \(L_model\).*\(None, 2\), expected \(None, 3\).*Dense\(3\)"),
+        ((1, 3, 2), "diag", r"NAFAgent \(L_model\).*\(None, 3\), expected \(None, 2\).*Dense\(2\)"),
+        ((2, 3, 2), "full", r"NAFAgent \(V_model\).*\(None, 2\), expected \(None, 1\).*Dense\(1\)"),
+        ((1, 3, 3), "full", r"NAFAgent \(mu_model\).*\(None, 3\), expected \(None, 2\).*Dense\(2\)"),
+    ],
+)
+def test_networks_of_the_wrong_size_are_named(sizes, mode, message):
+    with pytest.raises(ValueError, match=message):
+        make_agent(2, mode, networks=[net(n) for n in sizes])
+
+
+def test_other_bad_arguments_are_named():
+    with pytest.raises(ValueError, match="covariance_mode.*'full' or 'diag', got 'both'"):
+        make_agent(2, networks=[net(1), net(3), net(2)], mode="both")
+    with pytest.raises(ValueError, match=r"L_model.*keras.Model as network, got str"):
+        make_agent(2, networks=[net(1), "L", net(2)])
+    with pytest.raises(ValueError, match=r"noise of shape \(nb_lanes, 2\).*\(2, 3\).*size=2"):
+        make_agent(2, random_process=GaussianWhiteNoiseProcess(size=3))
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_network_of_other_observations_is_named_before_the_first_step(which):
+    networks = [net(n, shape=(1, 4) if i == which else (1, 3)) for i, n in enumerate((1, 3, 2))]
+    agent = make_agent(networks=networks)
+    name = ("V_model", "L_model", "mu_model")[which]
+    with pytest.raises(ValueError, match=rf"NAFAgent \({name}\).*\(1, 4\).*\(1, 3\)"):
+        fit(agent)
+    assert agent.step == 0
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (spaces.Discrete(2), r"NAFAgent chooses continuous actions.*Discrete\(2\).*Fix: .*DQNAgent"),
+        (spaces.MultiBinary(2), "NAFAgent chooses continuous actions"),
+        (BOX[3], r"nb_actions=2.*3 components.*Fix: nb_actions=3"),
+    ],
+)
+def test_an_env_of_other_actions_is_refused_before_the_first_step(space, message):
+    agent = make_agent(2)
+    with pytest.raises(ValueError, match=message):
+        fit(agent, Weather(space))
+    assert agent.step == 0
+
+
+def test_unbounded_actions_are_executed_as_they_are():
+    env = Weather(spaces.Box(-np.inf, np.inf, (2,), np.float32))
+    agent = make_agent(2, random_process=GaussianWhiteNoiseProcess(sigma=50.0, size=2))
+    fit(agent, env, nb_steps=20)
+    assert np.abs(env.actions).max() > 20
