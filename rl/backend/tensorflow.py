@@ -78,8 +78,9 @@ class CompiledFunction:
 
     def __call__(self, *args: Any) -> Any:
         """Runs the function on trees of NumPy arrays and returns trees of them."""
-        # Entering a device scope costs microseconds: only where it is not the default.
-        with tf.device(self._device) if self._device else contextlib.nullcontext():
+        if not self._device:  # entering a scope costs microseconds
+            return self._call(args)
+        with tf.device(self._device):
             return self._call(args)
 
     def _call(self, args: tuple) -> Any:
