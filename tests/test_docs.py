@@ -55,7 +55,8 @@ def test_the_agent_of_the_guide_learns():
 
     from rl.memory import SequentialMemory
 
-    source, _ = python_blocks("docs/writing_an_agent.md")
+    source, *_ = python_blocks("docs/writing_an_agent.md")
+    assert source[source.index("@keras.saving") :].strip() in (ROOT / "examples/custom_agent.py").read_text("utf-8")
     namespace = {}
     exec(source, namespace)
 
@@ -76,7 +77,7 @@ def test_the_agent_of_the_guide_learns():
 def test_the_rollout_agent_of_the_guide_learns():
     from rl.networks import actor_critic
 
-    _, source = python_blocks("docs/writing_an_agent.md")
+    _, source, *_ = python_blocks("docs/writing_an_agent.md")
     namespace = {}
     exec(source, namespace)
 
@@ -93,6 +94,27 @@ def test_the_rollout_agent_of_the_guide_learns():
     agent.test(env, nb_episodes=1, visualize=False, verbose=0)
     again = agent.from_config(agent.get_config())
     assert (again.delta, again.nb_total_steps, again.nb_rollout_steps) == (0.5, 80, 20)
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_the_tables_of_the_guide_learn(number):
+    namespace = {}
+    exec(python_blocks("docs/writing_an_agent.md")[number], namespace)
+    env = gymnasium.make("FrozenLake-v1", is_slippery=False)
+    agent = namespace["TabularAgent"](4) if number == 2 else namespace["TabularLanes"](16, 4)
+    agent.compile()
+    agent.fit(env, nb_steps=8000, verbose=0, seed=0)
+    history = agent.test(env, nb_episodes=2, visualize=False, verbose=0).history
+    assert history["episode_reward"] == [1.0, 1.0]
+    assert history["nb_steps"] == [6, 6]
+    if number == 3:
+        from rl.common.vec_env import DummyVecEnv
+
+        agent = namespace["TabularLanes"](16, 4)
+        agent.compile()
+        lanes = DummyVecEnv([lambda: gymnasium.make("FrozenLake-v1", is_slippery=False)] * 3)
+        agent.fit(lanes, nb_steps=24000, verbose=0, seed=0)
+        assert agent.test(env, nb_episodes=1, visualize=False, verbose=0).history["nb_steps"] == [6]
 
 
 @pytest.mark.parametrize("number", range(5))

@@ -35,6 +35,7 @@ ARGUMENTS = {
     ],
     "a2c_cartpole.py": ["--nb-steps", "300", "--num-env", "3", "--nb-test-episodes", "2"],
     "cem_cartpole.py": ["--nb-steps", "2000", "--num-env", "3", "--nb-test-episodes", "2"],
+    "custom_agent.py": ["--nb-steps", "300", "--num-env", "3", "--nb-test-episodes", "2"],
     "sarsa_cartpole.py": ["--nb-steps", "300", "--num-env", "3", "--nb-test-episodes", "2", "--expected"],
 }
 NEEDS = {"dqn_atari.py": ["ale_py", "cv2"], "ppo_atari.py": ["ale_py", "cv2"], "ppo_lunarlander.py": ["Box2D"]}
@@ -68,7 +69,7 @@ def test_example(name, tmp_path):
         pytest.importorskip(module)
     output = run([str(ROOT / "examples" / name), *ARGUMENTS[name]], tmp_path)
     assert "Episode 1: reward:" in output  # the last thing each of them does is to test
-    if name.startswith(("ppo", "a2c", "sarsa")):
+    if name.startswith(("ppo", "a2c", "sarsa", "custom")):
         header, row = re.search(r"^( +steps .*)\n(.*)$", output, re.M).groups()
         metrics = dict(zip(header.split(), row.split(), strict=True))
         assert np.isfinite(float(metrics["loss"]))  # "--" where nothing was learnt
