@@ -463,6 +463,25 @@ def test_a_backward_copied_from_keras_rl_finds_its_memory():
     assert int(np.sum(rows_of(agent.memory)[3])) == 12
 
 
+class OwnCompile(CopiedBackward):
+    def compile(self, optimizer, metrics=[]):  # noqa: B006
+        self.model.compile(optimizer, loss="mse")
+        self.compiled = True
+
+
+def test_a_class_may_compile_and_learn_without_the_agents_optimizer():
+    agent = OwnCompile(network(), nb_actions=3, memory=SequentialMemory(100, window_length=1), nb_steps_warmup=6)
+    agent.compile("sgd")
+    assert np.isfinite(agent.fit(Counting(), nb_steps=24, **QUIET).history["loss"][-1])
+    agent.test(Counting(), nb_episodes=1, **QUIET)
+    agent = type("Careless", (DQNAgent,), {"compile": OwnCompile.compile})(
+        network(), nb_actions=3, memory=SequentialMemory(100, window_length=1), nb_steps_warmup=6
+    )
+    agent.compile("sgd")
+    with pytest.raises(RuntimeError, match=r"Careless has no optimizer: its compile\(\) has to call super"):
+        agent.fit(Counting(), nb_steps=24, **QUIET)
+
+
 class OwnExploration(DQNAgent):
     def __init__(self, *args, note=True, **kwargs):
         super().__init__(*args, **kwargs)

@@ -87,6 +87,11 @@ class GradientAgent(Agent):
         learnt = [v for network in networks for v in network.trainable_variables]
         others = [v for network in networks for v in network.non_trainable_variables]
         optimizer = self.optimizers[learner]
+        if optimizer is None:
+            raise RuntimeError(
+                f"{type(self).__name__} has no optimizer: its compile() has to call super().compile(optimizer), or its "
+                "backward() has to learn by itself"
+            )
         loss, (target, prediction, logs) = backend.minimize(penalised, learnt, optimizer, others, max_norm)
         for metric in self._metrics_of(learner):
             if weight is None:
@@ -268,7 +273,8 @@ class GradientAgent(Agent):
         if self._functions is None:
             self._check_compiled("evaluate")
             state, functions = list(self.variables), self._functions_to_compile()
-            state += [v for optimizer in self.optimizers.values() for v in optimizer.variables]
+            optimizers = [x for x in self.optimizers.values() if x is not None]  # a subclass may learn without one
+            state += [v for optimizer in optimizers for v in optimizer.variables]
             state += [v for metric in self._compiled_metrics for v in metric.variables]
             first = backend.compile_function(functions[0], state, self.jit_compile, self.run_eagerly)
             more = [backend.compile_function(f, state, run_eagerly=self.run_eagerly, like=first) for f in functions[1:]]
@@ -281,19 +287,23 @@ class GradientAgent(Agent):
     def _example_states(self, observation: Any, window_length: int) -> Any:
         """States as the network will be given them, made of a first observation, for checks of shapes."""
         states = tree_map(lambda x: np.repeat(x[:, None], window_length, axis=1), observation)
-        if self.processor is not None:
-            learns, self.processor.training = self.processor.training, False  # only the shape is wanted here
-            states = self._processed(states)
-            self.processor.training = learns
-        return states
+        return self._processed(states, counts=False)  # only the shape is wanted here
 
-    def _processed(self, states: Any, nb_axes: int = 1) -> Any:
-        """States with one (B) or two (k, B) leading axes after the processor, which knows batches of one."""
+    def _processed(self, states: Any, nb_axes: int = 1, counts: bool = True) -> Any:
+        """States with one (B) or two (k, B) leading axes after the processor, which knows batches of one.
+
+        With `counts=False` a processor that gathers statistics leaves them alone.
+        """
         if self.processor is None:
             return states
         leading = tree_leaves(states)[0].shape[:nb_axes]
         flat = tree_map(lambda x: x.reshape(-1, *x.shape[nb_axes:]), states)
-        flat = self.processor.process_state_batch(flat)
+        learns = self.processor.training
+        self.processor.training = learns and counts
+        try:
+            flat = self.processor.process_state_batch(flat)
+        finally:
+            self.processor.training = learns
         flat = tuple(flat) if isinstance(flat, list) else flat  # one batch per input, as keras-rl's processors give it
         return tree_map(lambda x: np.reshape(x, (*leading, *x.shape[1:])), flat)
 
