@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 from keras import ops
 
+from rl import backend
 from rl.agents.actor_critic import ActorCritic
 from rl.agents.gradient import GradientAgent, states_of
 from rl.common.misc_util import tree_leaves, tree_map, warn_user
@@ -164,6 +165,11 @@ class RolloutAgent(GradientAgent):
         steps = steps_per_execution
         require("steps_per_execution", steps, steps == 1, "1: all gradient steps on a rollout are one compiled call")
         super().compile(optimizer, metrics, jit_compile, steps, run_eagerly)
+        with backend.device_scope(self.model.variables):
+            self._check_metrics()
+
+    def _check_metrics(self) -> None:
+        """Sees to it that the metrics give a number for each row."""
         for metric in self._compiled_metrics:
             try:  # as in training, where rows that only fill up a batch weigh nothing
                 metric.update_state(ops.zeros((2, 1)), ops.ones((2, 1)), sample_weight=ops.ones(2))
