@@ -16,6 +16,7 @@ ATARI = ["ale-py>=0.10", "opencv-python-headless>=4.8"]
 BOX2D = ["gymnasium[box2d]>=1.1"]
 CLASSIC_CONTROL = ["gymnasium[classic-control]>=1.1"]  # pygame, for windows and rgb frames only
 JAX = ["jax>=0.6"]  # on CPUs; for GPUs see JAX's own extras
+MUJOCO = ["gymnasium[mujoco]>=1.1"]
 TENSORBOARD = ["tensorboard>=2.20"]  # TensorFlow itself stopped installing it with 2.21
 
 setup(
@@ -41,7 +42,7 @@ setup(
         "box2d": BOX2D,
         "classic-control": CLASSIC_CONTROL,
         "jax": JAX,
-        "mujoco": ["gymnasium[mujoco]>=1.1"],
+        "mujoco": MUJOCO,
         "tensorboard": TENSORBOARD,
         "wandb": ["wandb>=0.16"],
         "gpu": ["tensorflow[and-cuda]>=2.20"],
@@ -50,6 +51,7 @@ setup(
             *BOX2D,
             *CLASSIC_CONTROL,
             *JAX,
+            *MUJOCO,
             *TENSORBOARD,
             "codespell>=2.3",
             "matplotlib>=3.8",  # tests/benchmarks draws with it, and its test

@@ -36,13 +36,27 @@ ARGUMENTS = {
     "a2c_cartpole.py": ["--nb-steps", "300", "--num-env", "3", "--nb-test-episodes", "2"],
     "cem_cartpole.py": ["--nb-steps", "2000", "--num-env", "3", "--nb-test-episodes", "2"],
     "custom_agent.py": ["--nb-steps", "300", "--num-env", "3", "--nb-test-episodes", "2"],
+    "ddpg_pendulum.py": ["--nb-steps", "1020", "--nb-test-episodes", "1", "--save-weights", "p.weights.h5"],
+    "ddpg_mujoco.py": [
+        *("--nb-steps", "30", "--nb-steps-warmup", "20", "--num-env", "2"),
+        *("--nb-test-episodes", "1", "--nb-max-test-steps", "20"),
+    ],
     "sarsa_cartpole.py": ["--nb-steps", "300", "--num-env", "3", "--nb-test-episodes", "2", "--expected"],
 }
-NEEDS = {"dqn_atari.py": ["ale_py", "cv2"], "ppo_atari.py": ["ale_py", "cv2"], "ppo_lunarlander.py": ["Box2D"]}
+NEEDS = {
+    "dqn_atari.py": ["ale_py", "cv2"],
+    "ppo_atari.py": ["ale_py", "cv2"],
+    "ppo_lunarlander.py": ["Box2D"],
+    "ddpg_mujoco.py": ["mujoco"],
+}
 
 
 # Nothing is written unless asked for.
-FILES = {"dqn_cartpole.py": ["x.weights.h5"], "duel_dqn_cartpole.py": ["duel.json"]}
+FILES = {
+    "dqn_cartpole.py": ["x.weights.h5"],
+    "duel_dqn_cartpole.py": ["duel.json"],
+    "ddpg_pendulum.py": ["p_actor.weights.h5", "p_critic.weights.h5"],
+}
 
 
 def run(command, cwd):
@@ -69,12 +83,12 @@ def test_example(name, tmp_path):
         pytest.importorskip(module)
     output = run([str(ROOT / "examples" / name), *ARGUMENTS[name]], tmp_path)
     assert "Episode 1: reward:" in output  # the last thing each of them does is to test
-    if name.startswith(("ppo", "a2c", "sarsa", "custom")):
+    if name.startswith(("ppo", "a2c", "sarsa", "custom", "ddpg")):
         header, row = re.search(r"^( +steps .*)\n(.*)$", output, re.M).groups()
         metrics = dict(zip(header.split(), row.split(), strict=True))
         assert np.isfinite(float(metrics["loss"]))  # "--" where nothing was learnt
         assert re.search(r"^Mean return of the greedy policy: -?\d+\.\d$", output, re.M)
-    assert [path.name for path in tmp_path.iterdir()] == FILES.get(name, [])
+    assert sorted(path.name for path in tmp_path.iterdir()) == FILES.get(name, [])
 
 
 def test_a_log_is_drawn_without_a_screen(tmp_path):
