@@ -1,4 +1,9 @@
-"""Small envs with known answers, shared by the tests. Classes at module level, so that worker processes find them."""
+"""Small envs with known answers, shared by the tests. Classes at module level, so that worker processes find them.
+
+They are here and not beside their tests: a worker imports the module that its env comes from, and with most tests Keras.
+"""
+
+import os
 
 import gymnasium as gym
 import numpy as np
@@ -76,6 +81,11 @@ class Counting(gym.Env):
         self.total += 1
         end = self.t >= self.lengths[self.episode % len(self.lengths)]
         return self._obs(), float(self.t), end and not self.truncate, end and self.truncate, {"total": self.total}
+
+
+class WithPid(Counting):
+    def pid(self):
+        return os.getpid()
 
 
 class Awkward(gym.Env):

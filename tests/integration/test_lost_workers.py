@@ -11,12 +11,7 @@ from rl.callbacks import Callback
 from rl.common.vec_env import SubprocVecEnv, WorkerDiedError
 from tests.agents import test_rollout
 from tests.agents.test_replay import make_agent
-from tests.toy_envs import Counting
-
-
-class WithPid(Counting):
-    def pid(self):
-        return os.getpid()
+from tests.toy_envs import Counting, WithPid
 
 
 class Killer(Callback):
