@@ -14,6 +14,7 @@ from rl.core import Agent, Processor
 from rl.memory import EpisodeParameterMemory, SequentialMemory
 from rl.networks import actor_critic
 from rl.policy import EpsGreedyQPolicy, LinearAnnealedPolicy
+from tests.integration.test_every_agent import each, make_agent, make_env
 from tests.toy_agents import Noting, recorder
 from tests.toy_envs import ConstantReward, Counting, TwoStateMDP
 
@@ -383,6 +384,20 @@ def test_overriding_both_and_changing_nothing_learns_the_same_bits(name, truncat
     if cls is DQNAgent:
         for a, b in zip(rows_of(plain.memory), rows_of(old.memory), strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+@each
+def test_of_every_agent_such_a_class_learns_the_same_bits(name):
+    plain, old = make_agent(name), make_agent(name)
+    old.__class__ = passing(type(old))
+    for agent in (plain, old):
+        env = make_env(name)
+        agent.fit(env, nb_episodes=9, seed=3, **QUIET)
+        agent.test(make_env(name), nb_episodes=2, **QUIET)
+        agent.fit(env, nb_episodes=8, **QUIET)
+    assert plain.run_state.nb_updates == old.run_state.nb_updates > 0
+    for a, b in zip(plain.get_weights(), old.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 class CopiedForward(DQNAgent):
