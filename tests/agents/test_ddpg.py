@@ -1,5 +1,7 @@
 """`DDPGAgent`: whole updates against a NumPy twin, known values, warm-ups, inputs, optimizers, files, refusals."""
 
+from functools import partial
+
 import gymnasium as gym
 import keras
 import numpy as np
@@ -462,7 +464,7 @@ def test_windows_of_observations():
 @pytest.mark.parametrize("vec_env", [DummyVecEnv, SubprocVecEnv])
 def test_three_lanes_of_three_actions(vec_env):
     agent = make_agent(3, random_process=GaussianWhiteNoiseProcess(sigma=0.2, size=3))
-    env = vec_env([Lane(i) for i in range(3)])
+    env = vec_env([partial(Drift, BOX[3])] * 3)
     fit(agent, env, 60)
     assert agent.step == 60 and agent.run_state.nb_updates == 52
     history = agent.test(env, 4, visualize=False, verbose=0)
@@ -470,14 +472,6 @@ def test_three_lanes_of_three_actions(vec_env):
     fit(agent, env, 30)
     assert agent.step == 90 and agent.run_state.nb_updates == 82
     env.close()
-
-
-class Lane:
-    def __init__(self, number):
-        self.number = number
-
-    def __call__(self):
-        return Drift(BOX[3])
 
 
 # ---- compile and files -----------------------------------------------------------------------------------------------

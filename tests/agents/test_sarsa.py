@@ -151,8 +151,11 @@ def test_one_update_against_the_equation():
 SARSA_FIXED_POINT = np.array([[0.803939, 0.903190], [1.0, 1.003939]])  # of epsilon-greedy with epsilon 0.2
 
 
-@pytest.mark.parametrize("options", [{}, {"expected": True}, {"nb_return_steps": 3}], ids=["sarsa", "expected", "n=3"])
-@pytest.mark.parametrize("lanes", [1, 4])
+@pytest.mark.parametrize(
+    ("options", "lanes"),
+    [({}, 1), ({}, 4), ({"expected": True}, 4), ({"nb_return_steps": 3}, 4)],
+    ids=["sarsa-1", "sarsa-4", "expected-4", "n=3-4"],
+)
 def test_the_fixed_point_is_that_of_the_policy_and_not_q_star(options, lanes):
     class FromEveryPair(TwoStateMDP):  # both states and actions occur: the policy is followed after the first step
         pass

@@ -13,6 +13,7 @@ import threading
 import time
 import types
 import warnings
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -565,11 +566,27 @@ def test_f13_second_interrupt_during_close(subproc):
 
 
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn", "fork"])
-def test_f14_interrupt_while_workers_start(start_method):
+def test_f14_interrupt_while_workers_start(start_method, tmp_path):
+    class Hanging(CountingEnv):
+        def __init__(self, number):
+            (tmp_path / str(number)).touch()
+            time.sleep(100)
+
+    # An exception within os.fork() is printed and lost, so a fork is not interrupted before its workers are there.
+    awaited, sent = 2 if start_method == "fork" else 0, []
+
+    def interrupt():
+        time.sleep(0.4)
+        while len(list(tmp_path.iterdir())) < awaited:
+            time.sleep(0.02)
+        sent.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
     before = descriptors()
-    threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with within(5), pytest.raises(KeyboardInterrupt):
-        SubprocVecEnv(faulty(2, kind="hang", where="make"), start_method=start_method)
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        SubprocVecEnv([partial(Hanging, i) for i in range(2)], workers=2, start_method=start_method)
+    assert time.monotonic() - sent[0] < 5
     assert same_descriptors(before)
 
 
