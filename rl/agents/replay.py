@@ -183,7 +183,13 @@ class ReplayAgent(GradientAgent):
             return None
         nb_steps = int(np.count_nonzero(transition.valid))
         following = transition.next_observation
-        metrics = self._learn(state.step - nb_steps, len(transition.valid), lambda: self._states(following))
+        # Where an episode ended the look-ahead is not used: these states are seen again, or never acted on.
+        goes_on = not (transition.terminated | transition.truncated).any()
+
+        def ahead() -> Any:
+            return self._processed(self._states(following), counts=goes_on)
+
+        metrics = self._learn(state.step - nb_steps, len(transition.valid), ahead)
         if metrics is not None:
             # Where no episode ended the driver hands out this very object as the next observation.
             self._ahead.observation = following
@@ -193,7 +199,11 @@ class ReplayAgent(GradientAgent):
         """Takes the gradient steps that are due for the steps stored since the last call; see `Agent.learn`."""
         state = self.run_state
         # Nobody knows the next observations yet: the look-ahead is given those of the running step, and not used.
-        metrics = self._learn(state.learnt, len(state.lane_steps), lambda: self._states(state.acted_on))
+
+        def ahead() -> Any:
+            return self._processed(self._states(state.acted_on), counts=False)
+
+        metrics = self._learn(state.learnt, len(state.lane_steps), ahead)
         state.learnt = state.step
         self._ahead.forget()
         return metrics
@@ -211,10 +221,11 @@ class ReplayAgent(GradientAgent):
         state.owed += max(0, state.step // self.train_interval - first // self.train_interval)
         # A constant upper bound, so that a varying number of updates owed never compiles anew.
         kmax = max(self.steps_per_execution, -(-nb_lanes // self.train_interval))
-        total, nb_updates = np.zeros(0), 0
+        total, nb_updates, states = np.zeros(0), 0, None
         while state.owed >= self.steps_per_execution:
             k = min(state.owed, kmax)
-            metrics = k * self._update(k, kmax, next_states)
+            states = next_states() if states is None else states
+            metrics = k * self._update(k, kmax, states)
             total = total + metrics if nb_updates else metrics
             nb_updates += k
             state.owed -= k
@@ -225,7 +236,7 @@ class ReplayAgent(GradientAgent):
             return None
         return self._with_logged(total / nb_updates)
 
-    def _update(self, k: int, kmax: int, next_states: Callable[[], Any]) -> np.ndarray:
+    def _update(self, k: int, kmax: int, next_states: Any) -> np.ndarray:
         """Takes k gradient steps in one compiled call, which looks ahead to the next action, too."""
         batch = self.memory.sample_batch(self.batch_size, k=k, gamma=self.gamma)
         if self.processor is not None:
@@ -234,7 +245,7 @@ class ReplayAgent(GradientAgent):
         if k < kmax:
             fields = tree_map(lambda x: np.concatenate([x, np.zeros((kmax - k, *x.shape[1:]), x.dtype)]), fields)
         self._make_functions()
-        metrics, outputs = self._functions[1](fields, np.int32(k), self._processed(next_states()))
+        metrics, outputs = self._functions[1](fields, np.int32(k), next_states)
         self.run_state.nb_updates += k
         self._check_finite(metrics[0], "delta_clip=1., a smaller learning_rate, optimizer clipnorm")
         self._ahead.outputs = outputs
