@@ -172,7 +172,7 @@ class CEMAgent(GradientAgent):
 
     def prepare(self, driver: Any, observation: Any) -> None:
         """Checks that env and network fit, and makes the compiled functions; see `Agent.prepare`."""
-        check_discrete(type(self).__name__, self.nb_actions, driver.action_space)
+        check_discrete(type(self).__name__, self.nb_actions, driver.action_space, self.processor)
         check_fit(self.model, self._example_states(observation, 1), self.nb_actions, type(self).__name__)
         self._make_functions()
 

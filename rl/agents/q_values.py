@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from rl.common.lane_processor import changes_actions
 from rl.common.misc_util import tree_map
 from rl.policy import EpsGreedyQPolicy, GreedyQPolicy, Policy
 from rl.util import require
@@ -41,25 +42,28 @@ class QValues:
 
     def check_spaces(self: Any, observation_space: Any, action_space: Any) -> None:
         """Q-learning chooses one of `nb_actions` discrete actions; see `GradientAgent.check_spaces`."""
-        check_discrete(type(self).__name__, self.nb_actions, action_space)
+        check_discrete(type(self).__name__, self.nb_actions, action_space, self.processor)
 
 
-def check_discrete(owner: str, nb_actions: int, action_space: Any) -> None:
+def check_discrete(owner: str, nb_actions: int, action_space: Any, processor: Any = None) -> None:
     """Raises where an env's actions are not `nb_actions` discrete ones.
 
     Args:
         owner: The agent's class name, for the message.
         nb_actions: The network's outputs.
         action_space: The env's; None, or anything without a size, passes.
+        processor: The agent's. One with a `process_action` makes the env's actions of the indexes 0..nb_actions-1.
 
     Raises:
         ValueError: With what the env has, and what to change.
     """
+    if changes_actions(processor):
+        return
     if isinstance(action_space, gymnasium.Space) and not isinstance(action_space, gymnasium.spaces.Discrete):
         raise ValueError(
             f"{owner} chooses one of nb_actions discrete actions, the env's action space is {action_space}. Fix: an "
-            "env with a Discrete space (gymnasium.wrappers.DiscretizeAction makes one of a Box), or an agent for "
-            "continuous actions"
+            "env with a Discrete space (gymnasium.wrappers.DiscretizeAction makes one of a Box), a processor whose "
+            "process_action makes the env's actions of indexes, or an agent for continuous actions"
         )
     if getattr(action_space, "n", nb_actions) != nb_actions:
         raise ValueError(

@@ -36,11 +36,12 @@ class ActionSpec:
             actions: (N,), or (N, K) with the K components of a ``Box``, ``MultiDiscrete`` or ``MultiBinary``.
 
         Returns:
-            (N, *space.shape), shifted by the `start` of a ``Discrete`` or ``MultiDiscrete``. Actions of another size
-            are returned as they are, for a processor to make members of.
+            (N, *space.shape), shifted by the `start` of a ``Discrete`` or ``MultiDiscrete``. Actions of another size,
+            and integers (N,) for a ``Box``, are returned as they are, for a processor to make members of.
         """
         if self._space is not None:
-            if actions.size != self._size:
+            is_index = actions.ndim == 1 and actions.dtype.kind in "iu" and isinstance(self._space, spaces.Box)
+            if actions.size != self._size or is_index:
                 return actions
             actions = actions.reshape(-1, *self._space.shape)
         return actions + self._offset if self._shifts else actions

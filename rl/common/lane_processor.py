@@ -15,7 +15,7 @@ from rl.common.action_spec import python_ints
 from rl.common.misc_util import tree_map, tree_paths
 from rl.common.observation_spec import MisfitError, ObservationSpec
 
-__all__ = ["LaneProcessor"]
+__all__ = ["LaneProcessor", "changes_actions"]
 
 
 class LaneProcessor:
@@ -140,6 +140,11 @@ class LaneProcessor:
             i = int(np.flatnonzero(~np.isfinite(rewards))[0])
             raise ValueError(f"{self._gave(f'the reward {reward[i]}', i)}: it must be a finite float32.")
         return rewards
+
+
+def changes_actions(processor: Any) -> bool:
+    """Whether a processor has a `process_action`: then an env's action space says nothing about the agent's actions."""
+    return "process_action" in _overridden(processor)
 
 
 def _overridden(processor: Any) -> set[str]:

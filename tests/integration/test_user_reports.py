@@ -16,6 +16,7 @@ from gymnasium.wrappers import RecordVideo
 from rl.agents import A2CAgent, CEMAgent, DQNAgent, PPOAgent, SARSAAgent
 from rl.callbacks import Callback, FileLogger, ModelIntervalCheckpoint
 from rl.common.vec_env import DummyVecEnv
+from rl.core import Processor
 from rl.memory import EpisodeParameterMemory, SequentialMemory
 from rl.networks import actor_critic
 from rl.policy import EpsGreedyQPolicy, GreedyQPolicy
@@ -86,6 +87,9 @@ TRAINING = {
     ],
     "a dueling mean over the batch; a target network that is the online one": [
         "agents/test_dqn.py: a_dueling_head_works_row_by_row online_and_target_network_are_two",
+    ],
+    "an agent of discrete actions in an env of continuous ones": [
+        f"{HERE}: a_processor_makes_the_actions_of_a_box_of_indexes",
     ],
     "always the same action, and no diagnosis": [f"{HERE}: actions_and_mean_q_can_be_followed"],
 }
@@ -323,6 +327,45 @@ def test_episodes_of_one_step_are_learnt_without_values(make):
     agent = make()
     agent.fit(OneStep(), nb_steps=640, seed=0, **QUIET)
     assert agent.test(OneStep(), nb_episodes=5, **QUIET).history["episode_reward"] == [1.0] * 5
+
+
+class Steered(gym.Env):
+    """A Box of actions (of one or two components); the good one has 0.5 everywhere."""
+
+    observation_space = gym.spaces.Box(0, 1, (1,), np.float32)
+
+    def __init__(self, size):
+        self.action_space = gym.spaces.Box(-1, 1, (size,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.ones(1, np.float32), {}
+
+    def step(self, action):
+        assert action.shape == self.action_space.shape
+        return np.ones(1, np.float32), float((action == 0.5).all()), True, False, {}
+
+
+class Levers(Processor):
+    def __init__(self, size):
+        self.size = size
+
+    def process_action(self, action):
+        return np.full(self.size, [-1.0, 0.5][action])
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("cls", [DQNAgent, SARSAAgent])
+def test_a_processor_makes_the_actions_of_a_box_of_indexes(cls, lanes, size):
+    agent = q_agent(cls, 1, nb_steps_warmup=32, processor=Levers(size))
+    agent.compile(keras.optimizers.SGD(0.1), jit_compile=False)
+    env = Steered(size) if lanes == 1 else DummyVecEnv([lambda: Steered(size)] * lanes)
+    agent.fit(env, nb_steps=600, seed=0, **QUIET)
+    np.testing.assert_allclose(q_of(agent, 1), [[0.0, 1.0]], atol=0.05)
+    agent.processor = None
+    with pytest.raises(ValueError, match="process_action makes the env's actions"):
+        agent.fit(env, nb_steps=10, **QUIET)
 
 
 def test_actions_and_mean_q_can_be_followed():
