@@ -33,7 +33,7 @@ def with_fast_convolutions(function: Callable) -> Callable:
 
 def _rewritten(what: Any) -> Any:
     """A parameter of an operation: where it is, or holds, a traced function, that with its convolutions rewritten."""
-    if isinstance(what, core.ClosedJaxpr):
+    if isinstance(what, core.ClosedJaxpr) and what.jaxpr is not what:  # JAX 0.12 made one class of the two
         return what.replace(jaxpr=_rewritten(what.jaxpr))
     if isinstance(what, core.Jaxpr):
         return what.replace(eqns=[_rewritten_equation(e) for e in what.eqns])
