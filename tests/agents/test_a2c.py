@@ -84,21 +84,6 @@ def test_nothing_is_traced_anew_whatever_the_number_of_rows_that_are_none(mode):
     assert before[0] == before[2] == 1
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
-def test_short_fits_equal_one_long_fit(lanes):
-    long, short = make_agent(A2CAgent), make_agent(A2CAgent)
-    long_env, short_env = weather(lanes=lanes), weather(lanes=lanes)
-    for agent in (long, short):
-        agent.seed(5)
-    long.fit(long_env, nb_steps=120, verbose=0)
-    while short.step < 120:
-        short.fit(short_env, nb_steps=min(7, 120 - short.step), verbose=0)
-        short.test(weather(lanes=2), nb_episodes=2, verbose=0, visualize=False)
-    assert short.step == long.step
-    assert short.run_state.nb_updates == long.run_state.nb_updates > 5
-    np.testing.assert_array_equal(flat_weights(short), flat_weights(long))
-
-
 class _Driver:
     """What `prepare` asks of a driver."""
 

@@ -221,18 +221,6 @@ def test_lanes_play_different_members_and_one_keeps_its_own_for_an_episode():
     assert len(set().union(*by_episode.values())) == len(by_episode) > 10
 
 
-def test_short_fits_are_one_long_fit_and_seeds_decide():
-    results = []
-    for parts, seed in (((90,), 4), ((7, 50, 33), 4), ((90,), 5)):
-        agent, env = make_agent(), make_env(3)
-        agent.seed(seed)
-        for nb_steps in parts:
-            agent.fit(env, nb_steps=nb_steps, **QUIET)
-        results.append(agent.theta)
-    np.testing.assert_array_equal(results[0], results[1])
-    assert not np.array_equal(results[0], results[2])
-
-
 def test_a_lost_worker_scores_nothing(tmp_path):
     class DiesOnce(Counting):
         def step(self, action):

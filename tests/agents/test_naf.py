@@ -461,7 +461,9 @@ def networks_of_keras_rl(nb_actions=2, nb_observations=1, shape=(1, 3)):
 
 
 def test_a_precision_network_that_takes_the_action_is_given_zeros(tmp_path):
-    with pytest.warns(UserWarning, match="zeros for its input 'action_input'.*Fix: an L_model of the observ") as caught:
+    with pytest.warns(
+        UserWarning, match="zeros for its input 'action_input'.*Fix: an L_model of the observations"
+    ) as caught:
         agent = make_agent(networks=networks_of_keras_rl())
     assert len([w for w in caught if w.category is UserWarning]) == 1
     states = np.random.default_rng(0).normal(size=(5, 1, 3)).astype("f4")

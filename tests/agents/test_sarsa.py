@@ -218,18 +218,6 @@ def test_warm_up_steps_are_not_learnt_from():
     assert 0 < agent.run_state.nb_updates <= 4
 
 
-def test_short_fits_are_one_long_fit():
-    results = []
-    for parts in ((60,), (7, 20, 33)):
-        agent, env = make_agent(policy=EpsGreedyQPolicy(0.5)), make_env(3)
-        agent.seed(4)
-        for nb_steps in parts:
-            agent.fit(env, nb_steps=nb_steps, **QUIET)
-        results.append(agent.get_weights())
-    for a, b in zip(*results, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 def test_a_test_changes_nothing_and_is_greedy():
     agent = make_agent(policy=EpsGreedyQPolicy(0.5))
     env = make_env(2)
