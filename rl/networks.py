@@ -115,6 +115,8 @@ def check_output(network: Any, nb_outputs: int, owner: str) -> None:
             hint = f"The extra axis of size {got[1]} is the window: add keras.layers.Flatten() as first layer" + (
                 ", or give the input the observation's own shape" if got[1] == 1 else ""
             )
+        elif got[1:] == (nb_outputs,):
+            hint = "Fix: leave the batch size open. A stateful layer cannot be used: give it a window of frames"
         raise ValueError(f"{owner}: the network's output has shape {got}, expected (None, {nb_outputs}). {hint}")
 
 
