@@ -83,8 +83,11 @@ class RunState:
     def add(self, metrics: np.ndarray | None, nb_updates: int) -> None:
         """Adds means over the updates since there were `nb_updates` to the sums, where they are finite."""
         if metrics is not None:
-            weight = np.isfinite(metrics) * max(self.nb_updates - nb_updates, 1)
-            self.metric_sum = self.metric_sum + np.where(weight, metrics, 0.0) * weight
+            weight: Any = max(self.nb_updates - nb_updates, 1)
+            finite = np.isfinite(metrics)
+            if np.count_nonzero(finite) < len(finite):
+                weight, metrics = weight * finite, np.where(finite, metrics, 0.0)
+            self.metric_sum = self.metric_sum + metrics * weight
             self.metric_count = self.metric_count + weight
 
 

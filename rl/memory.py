@@ -246,6 +246,7 @@ class SequentialMemory(Memory):
         self._recent = RecentFrames(self.window_length)
         self._warned = False
         self._checked_signature: list[Any] = []
+        self._appends = False  # whether rows came by keras-rl's protocol
         self._close_windows(0)
 
     def _close_windows(self, nb_lanes: int) -> None:
@@ -448,7 +449,8 @@ class SequentialMemory(Memory):
         oldest, previous = self._oldest, self._rows["previous"]
         places = np.empty((len(ids), self.window_length), np.int64)
         places[:, -1] = place = ids % self.limit
-        fit = self._rows["successor"][place] != _UNKNOWN
+        # Only rows of `append` may lack their successor.
+        fit = self._rows["successor"][place] != _UNKNOWN if self._appends else np.ones(len(ids), bool)
         for column in range(self.window_length - 2, -1, -1):
             before = previous[place]
             gone = before < oldest
@@ -500,7 +502,7 @@ class SequentialMemory(Memory):
         Raises:
             ValueError: If shapes or dtypes are not those of the rows before.
         """
-        row = _LOST
+        row, self._appends = _LOST, True
         if isinstance(observation, list) and any(isinstance(part, np.ndarray) for part in observation):
             observation = tuple(observation)
         if training:

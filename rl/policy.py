@@ -69,7 +69,8 @@ class Policy(RandomStream):
         rows = np.asarray(q_values)
         if rows.ndim != 2:
             raise ValueError(f"select_actions expects q_values of shape (N, nb_actions), got {rows.shape}.")
-        if _takes_all_lanes(type(self)) and "select_action" not in vars(self):
+        cls: Any = type(self)
+        if _takes_all_lanes(cls) and "select_action" not in vars(self):
             actions = np.asarray(self._select(rows))
         else:
             actions = np.array([self._select(row) for row in rows])

@@ -521,10 +521,36 @@ def test_a_single_step_is_compiled_without_a_loop(kmax, has_loop):
     assert [f(np.int32(1), np.array([x, 100], "f4")) for x in (1, 10, 5)] == [2, 11, 6]
     (plan,) = f._plans.values()
     if NAME == "jax":
-        text = plan[0].lower([], [], [np.int32(1), np.zeros(2, "f4")]).as_text()
+        text = plan.execute.lower([], [], plan.packed, []).as_text()
     else:
         text = " ".join(operation.type.lower() for operation in plan.concrete.graph.get_operations())
     assert ("while" in text) == has_loop
+
+
+def test_what_a_call_returned_is_not_changed_by_the_next_one():
+    # Small arguments travel in one buffer, which calls use again and again.
+    f = compiled(lambda x, y: (x, ops.reshape(y, (3, 2)), x), jit_compile=False)
+    rows = np.arange(6, dtype="f4")
+    results = [f(rows + i, rows.astype("i4") * i) for i in range(3)]
+    for i, (x, y, again) in enumerate(results):
+        assert x.tolist() == again.tolist() == (rows + i).tolist()
+        assert y.tolist() == (rows * i).reshape(3, 2).tolist()
+
+
+def test_small_and_large_leaves_of_all_dtypes_arrive_as_they_are():
+    trees = {
+        f"{dtype}{size}": np.arange(size).astype(dtype) % 2 if dtype == "?" else np.arange(size).astype(dtype)
+        for dtype in ("?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "f2", "f4", "f8")
+        for size in (0, 1, 3, 9000)
+    }
+    f = compiled(lambda tree: tree, jit_compile=False)
+    for sign in (1, 3):
+        given = {k: (x * sign).astype(x.dtype) for k, x in trees.items()}
+        got = f(given)
+        for key, x in given.items():
+            assert np.array_equal(got[key], x), key
+            narrow = {"float64": "float32"} | ({"int64": "int32"} if NAME == "jax" else {})
+            assert got[key].dtype == narrow.get(x.dtype.name, x.dtype.name), key
 
 
 def test_k_steps_in_one_call_equal_k_calls():
@@ -586,9 +612,9 @@ def test_gradient_steps_on_convolutions_in_a_loop_equal_single_ones(nb_axes):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
     assert all(np.any(a != b) for a, b in zip(results[0][1:], weights, strict=True))
     if NAME == "jax":  # XLA has a fast one for one order of the axes, and brings others into it outside of loops only
-        (execute, assigned, read), _ = function._plans.values()
-        values = function._state.values
-        text = execute.lower([values[i] for i in assigned], [values[i] for i in read], [np.int32(3), xs]).as_text()
+        plan, _ = function._plans.values()
+        assigned, read = ([function._state.values[i] for i in numbers] for numbers in (plan.assigned, plan.read))
+        text = plan.execute.lower(assigned, read, plan.packed, [xs] if plan.packing.separate else []).as_text()
         space = ", ".join(str(i) for i in range(nb_axes))
         orders = re.findall(r"stablehlo.convolution.*? dim_numbers = (\S.*?), window", text)
         assert len(orders) >= 2 and set(orders) == {f"[b, {space}, f]x[{space}, i, o]->[b, {space}, f]"}

@@ -10,12 +10,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import keras
 import numpy as np
+from jax import lax
 from jax import numpy as jnp
+
+from rl.backend.packing import Packing
+
+# What is packed, and the type it travels as; see `Packing`. JAX computes with 32 bits.
+_CARRIERS = dict.fromkeys(("f2", "f4", "f8"), "f4") | dict.fromkeys(("i8", "i4", "i2", "i1", "u2", "u1", "b1"), "i4")
 
 
 def device_scope(variables: Iterable[Any]) -> contextlib.AbstractContextManager:
@@ -108,6 +114,24 @@ class State:
         return self.values
 
 
+class Plan(NamedTuple):
+    """A function compiled for one input signature.
+
+    Attributes:
+        execute: `(donated values, kept values, packed, separate) -> (result, new values)`.
+        assigned: Numbers of the state's variables that it assigns; their values are donated.
+        read: Of those that it only reads.
+        packing: How the leaves travel.
+        packed: The buffer, as it is passed.
+    """
+
+    execute: Callable
+    assigned: list[int]
+    read: list[int]
+    packing: Packing
+    packed: Any
+
+
 class CompiledFunction:
     """A function on NumPy trees, traced once per input signature; see `compile_function`."""
 
@@ -115,7 +139,7 @@ class CompiledFunction:
         self._function = function
         self._state = state
         self._run_eagerly = run_eagerly
-        self._plans: dict[Any, tuple[Callable, list[int], list[int]]] = {}
+        self._plans: dict[Any, Plan] = {}
 
     @property
     def nb_traces(self) -> int:
@@ -125,40 +149,45 @@ class CompiledFunction:
     def __call__(self, *args: Any) -> Any:
         """Runs the function on trees of NumPy arrays and returns trees of them."""
         leaves, structure = jax.tree.flatten(args)
-        leaves = [arriving(x) for x in leaves]
+        leaves = [x if isinstance(x, np.ndarray) else np.asarray(x) for x in leaves]
         values = self._state.refresh()
         if self._run_eagerly:
             with device_scope(self._state.variables):
-                return to_numpy(self._function(*jax.tree.unflatten(structure, [jnp.asarray(x) for x in leaves])))
+                given = [jnp.asarray(arriving(x)) for x in leaves]
+                return to_numpy(self._function(*jax.tree.unflatten(structure, given)))
         signature = (structure, *[(x.shape, x.dtype.num) for x in leaves])
         plan = self._plans.get(signature)
         if plan is None:
             plan = self._plans[signature] = self._trace(structure, leaves)
             values = self._state.refresh()  # tracing may have found variables that nobody listed
-        execute, assigned, read = plan
-        result, new = execute([values[i] for i in assigned], [values[i] for i in read], leaves)
+        execute, assigned, read, packing, packed = plan
+        if (too_large := packing.fill(leaves)) is not None:
+            arriving(leaves[too_large])  # raises
+        separate = [arriving(leaves[i]) for i in packing.separate]
+        result, new = execute([values[i] for i in assigned], [values[i] for i in read], packed, separate)
         for i, value in zip(assigned, new, strict=True):
             self._state.variables[i]._value = values[i] = value
         if not jax.tree.leaves(result):  # otherwise the conversion waits: arguments may be reused after the call
             jax.block_until_ready(new)
         return to_numpy(result)
 
-    def _trace(self, structure: Any, leaves: list[np.ndarray]) -> tuple[Callable, list[int], list[int]]:
-        """Returns the compiled function, and which variables of the state it assigns, and which it only reads."""
-        state = self._state
+    def _trace(self, structure: Any, leaves: list[np.ndarray]) -> Plan:
+        """Compiles the function for leaves like these."""
+        state, packing = self._state, Packing(leaves, _CARRIERS)
         scope: Any = None
 
-        def pure(values: list[Any], leaves: list[Any]) -> tuple[Any, list[Any]]:
+        def pure(values: list[Any], packed: Any, separate: list[Any]) -> tuple[Any, list[Any]]:
             nonlocal scope
+            given = packing.unpacked(packed, separate, _read)
             with TracedScope(state, values) as scope:
-                result = self._function(*jax.tree.unflatten(structure, leaves))
+                result = self._function(*jax.tree.unflatten(structure, given))
             # Where a variable was assigned an argument, or another's value, they must not share an array.
             return result, [jnp.copy(scope.get_current_value(v)) for v in scope.assigned.values()]
 
         while True:
             nb_variables, inner = len(state.variables), jax.jit(pure)
             try:
-                inner.eval_shape(state.refresh(), leaves)
+                inner.eval_shape(state.refresh(), packing.buffer, [arriving(leaves[i]) for i in packing.separate])
             except Exception:
                 if nb_variables == len(state.variables):
                     raise
@@ -169,12 +198,31 @@ class CompiledFunction:
         read = [number[i] for i in scope.touched if i not in scope.assigned]
         shapes = [(x.shape, x.dtype) for x in state.values]
 
-        def execute(donated: list[Any], kept: list[Any], leaves: list[Any]) -> tuple[Any, list[Any]]:
+        def execute(donated: list[Any], kept: list[Any], packed: Any, separate: list[Any]) -> tuple[Any, list[Any]]:
             given = dict(zip([*assigned, *read], [*donated, *kept], strict=True))
             values = [given[i] if i in given else jnp.zeros(*shape) for i, shape in enumerate(shapes)]
-            return inner(values, leaves)  # as traced above
+            return inner(values, packed, separate)  # as traced above
 
-        return jax.jit(execute, donate_argnums=0), assigned, read
+        shared = _sharing(packing.buffer, state.device)
+        return Plan(jax.jit(execute, donate_argnums=0), assigned, read, packing, shared)
+
+
+def _sharing(buffer: np.ndarray, device: Any) -> Any:
+    """Returns a JAX array on the memory of an array, or the array where there is none, or on another device.
+
+    JAX takes it for constant: it may change between calls only, after the results of the last one were read.
+    """
+    if not len(buffer) or device != jax.local_devices()[0] or device.platform != "cpu":
+        return buffer
+    shared = jax.dlpack.from_dlpack(buffer)
+    buffer[0] = 1 - int(shared[0])
+    return shared if int(shared[0]) == buffer[0] else buffer
+
+
+def _read(words: Any, carrier: np.dtype, dtype: np.dtype, shape: tuple[int, ...]) -> Any:
+    """The elements that int32 words hold; see `Packing.unpacked`."""
+    words = words if carrier == np.int32 else lax.bitcast_convert_type(words, carrier)
+    return words.reshape(shape) if dtype.itemsize == 8 else words.astype(dtype).reshape(shape)
 
 
 def arriving(x: Any) -> np.ndarray:
