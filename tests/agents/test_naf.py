@@ -14,6 +14,7 @@ from rl.common.vec_env import DummyVecEnv
 from rl.memory import Batch, SequentialMemory
 from rl.random import GaussianWhiteNoiseProcess, OrnsteinUhlenbeckProcess
 from tests.backends import value_and_gradient
+from tests.test_saving import write_as_keras_2
 from tests.toy_envs import Bandit, ConstantReward, LinearQuadratic
 
 MODES = ("full", "diag")
@@ -568,6 +569,22 @@ def test_loaded_weights_reach_all_networks_and_the_target(tmp_path):
         np.testing.assert_array_equal(a, b)
     for a, b in zip(agent.V_model.get_weights(), other.target_V_model.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_a_file_of_keras_rl_is_read(tmp_path):
+    with pytest.warns(UserWarning, match="action_input"):
+        agent = make_agent(networks=networks_of_keras_rl())
+    rng = np.random.default_rng(0)
+    expected = [rng.normal(size=w.shape).astype("f4") for w in agent.model.get_weights()]
+    parts = {"model_1": 4, "sequential_2": 2, "sequential_1": 2}  # L, mu, V, as its combined model names them
+    named, rest = [("action_input", []), ("observation_input_0", [])], list(expected)
+    for name, n in parts.items():
+        named.append((name, [(f"dense_{name}_{i}/weight:0", rest.pop(0)) for i in range(n)]))
+    write_as_keras_2(tmp_path / "cdqn_Pendulum-v0_weights.h5f", [*named, ("naf_layer_1", []), ("lambda_1", [])])
+    agent.load_weights(tmp_path / "cdqn_Pendulum-v0_weights.h5f")
+    for new, old in zip(agent.model.get_weights(), expected, strict=True):
+        np.testing.assert_array_equal(new, old)
+    np.testing.assert_array_equal(agent.target_V_model.get_weights()[0], agent.V_model.get_weights()[0])
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------

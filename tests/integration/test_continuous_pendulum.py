@@ -3,8 +3,9 @@
     python tests/integration/test_continuous_pendulum.py               # all agents, seeds 1 to 3
     python tests/integration/test_continuous_pendulum.py ddpg 1 2 3    # one of them
 
-The hyper-parameters are those of rl-baselines3-zoo, but for networks of 64-64 units. The score of a seed is the mean
-return of the greedy policy over 100 episodes on seeds of their own, with the last weights.
+DDPG's hyper-parameters are those of rl-baselines3-zoo, but for networks of 64-64 units; NAF's those of
+`examples/naf_pendulum.py`. The score of a seed is the mean return of the greedy policy over 100 episodes on seeds of
+their own, with the last weights.
 """
 
 import sys
@@ -18,10 +19,12 @@ import numpy as np
 import pytest
 from keras import layers
 
-from rl.agents import DDPGAgent
+from rl.agents import DDPGAgent, NAFAgent
 from rl.common.vec_env import DummyVecEnv
+from rl.core import Processor
 from rl.memory import SequentialMemory
-from rl.random import GaussianWhiteNoiseProcess
+from rl.networks import mlp
+from rl.random import GaussianWhiteNoiseProcess, OrnsteinUhlenbeckProcess
 
 
 class Task(NamedTuple):
@@ -60,7 +63,31 @@ def ddpg():
     return agent
 
 
-TASKS = {"ddpg": Task(20_000, ddpg, -200)}
+class TenthOfTheReward(Processor):
+    def process_reward(self, reward):
+        return reward / 10
+
+
+def naf():
+    unbounded = mlp((3,), 1, activation="relu", output_gain=0.01)
+    mu = keras.Model(unbounded.input, layers.Rescaling(2.0)(layers.Activation("tanh")(unbounded.output)))
+    agent = NAFAgent(
+        mlp((3,), 1, activation="relu"),
+        mlp((3,), 1, activation="relu", output_gain=0.01),
+        mu,
+        OrnsteinUhlenbeckProcess(theta=0.15, sigma=0.4, dt=1.0),
+        nb_actions=1,
+        memory=SequentialMemory(100_000),
+        batch_size=64,
+        nb_steps_warmup=1000,
+        target_model_update=0.005,
+        processor=TenthOfTheReward(),
+    )
+    agent.compile(keras.optimizers.Adam(1e-3))
+    return agent
+
+
+TASKS = {"ddpg": Task(20_000, ddpg, -200), "naf": Task(40_000, naf, -250)}
 
 
 def score(name, seed):
@@ -72,6 +99,7 @@ def score(name, seed):
     start = time.perf_counter()
     agent.fit(env, nb_steps=task.nb_steps, verbose=0, seed=1000 * seed)
     rate = agent.step / (time.perf_counter() - start)
+    agent.processor = None  # the env's own rewards
     history = agent.test(test_env, nb_episodes=100, visualize=False, verbose=0, seed=900_000 + 1000 * seed)
     env.close()
     test_env.close()
