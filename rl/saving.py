@@ -53,7 +53,7 @@ class SavedAgent:
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
         """The agent that `get_config` described, with fresh weights and an empty memory."""
-        return cls(**{name: _restored(value, custom_objects) for name, value in config.items()})
+        return cls(**{k: _each(lambda x: _restored(x, custom_objects), value) for k, value in config.items()})
 
     def get_compile_config(self) -> dict[str, Any] | None:
         """What `compile` was given, for `keras.saving`; None before."""

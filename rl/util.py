@@ -87,7 +87,9 @@ class RandomStream:
         self.set_random_state(state["random_state"])
 
 
-def clone_model(model: keras.Model, custom_objects: Mapping[str, Any] | None = None) -> keras.Model:
+def clone_model(
+    model: keras.Model, custom_objects: Mapping[str, Any] | None = None, fresh: bool = False
+) -> keras.Model:
     """Makes an independent copy of a built model: same architecture, same weights, no shared variable.
 
     Sequential and functional models are copied layer by layer (`Lambda` layers keep their function),
@@ -98,6 +100,7 @@ def clone_model(model: keras.Model, custom_objects: Mapping[str, Any] | None = N
         model: A built `keras.Model`.
         custom_objects: Classes and functions, by name, that the model's config refers to and that are not
             registered with Keras.
+        fresh: Leave the copy the weights that its initializers give it.
 
     Raises:
         TypeError: If `model` is not a `keras.Model`.
@@ -129,7 +132,8 @@ def clone_model(model: keras.Model, custom_objects: Mapping[str, Any] | None = N
             "objects. Return their configs (keras.saving.serialize_keras_object) and rebuild them in "
             "from_config()."
         )
-    clone.set_weights(source)
+    if not fresh:
+        clone.set_weights(source)
     return clone
 
 

@@ -7,6 +7,7 @@ from rl.agents.dqn import DQNAgent
 from rl.agents.naf import ContinuousDQNAgent, NAFAgent, NAFLayer
 from rl.agents.ppo import PPOAgent
 from rl.agents.sarsa import SARSAAgent, SarsaAgent
+from rl.agents.td3 import TD3Agent
 
 __all__ = [
     "A2CAgent",
@@ -19,4 +20,5 @@ __all__ = [
     "PPOAgent",
     "SARSAAgent",
     "SarsaAgent",
+    "TD3Agent",
 ]

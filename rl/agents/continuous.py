@@ -159,6 +159,11 @@ class ActionBounds:
         with np.errstate(over="ignore"):  # bounds at the end of float32 are none
             return bool(np.isfinite(self.high - self.low).all())
 
+    @property
+    def inner(self) -> tuple[Any, Any]:
+        """The bounds in the network's units."""
+        return (np.float32(-1), np.float32(1)) if self.scaled else (self.low, self.high)
+
     def executed(self, actions: np.ndarray) -> np.ndarray:
         """What the env is given for actions in the network's units: within the bounds, float32."""
         if not self.scaled:

@@ -94,7 +94,7 @@ class DDPGAgent(ContinuousActions, ReplayAgent):
     ):
         owner = type(self).__name__
         check_output(actor, nb_actions, f"{owner} (actor)")
-        action_input = _action_input(critic, critic_action_input, nb_actions, owner)
+        action_input = action_input_index(critic, critic_action_input, nb_actions, owner)
         if nb_steps_warmup_critic > nb_steps_warmup_actor:
             raise ValueError(
                 f"{owner}: nb_steps_warmup_critic={nb_steps_warmup_critic} must be at most nb_steps_warmup_actor="
@@ -125,7 +125,7 @@ class DDPGAgent(ContinuousActions, ReplayAgent):
         self.target_actor = clone_model(actor, self.custom_model_objects)
         self.target_critic = clone_model(critic, self.custom_model_objects)
         self.target_actor.trainable = self.target_critic.trainable = False
-        self._clock = self.add_weight(shape=(), initializer="zeros", dtype="int32", trainable=False, name="nb_updates")
+        self._clock = self.add_weight(shape=(), initializer="zeros", dtype="int", trainable=False, name="nb_updates")
 
     @property
     def nb_steps_warmup_critic(self) -> int:
@@ -241,8 +241,18 @@ def _no_loss() -> Any:
     return ops.convert_to_tensor(float("nan"), dtype="float32")
 
 
-def _action_input(critic: Any, given: Any, nb_actions: int, owner: str) -> int:
-    """The index of the critic's input that takes the action."""
+def action_input_index(critic: Any, given: Any, nb_actions: int, owner: str) -> int:
+    """The index of the input of a critic that takes the action.
+
+    Args:
+        critic: Should be a functional model.
+        given: That input, its name or its index.
+        nb_actions: A.
+        owner: The agent's class name, for the message.
+
+    Raises:
+        ValueError: There is no such input, it has another shape than `(None, A)`, or the output is not `(None, 1)`.
+    """
     check_output(critic, 1, f"{owner} (critic)")
     inputs = network_inputs(critic)
     found = [i for i, x in enumerate(inputs) if given is x or (isinstance(given, (int, str)) and given in (i, x.name))]
