@@ -4,8 +4,10 @@ Most of these tests stand with what they are about; those that need a whole run 
 """
 
 import json
+import re
 import sys
 import types
+from pathlib import Path
 
 import gymnasium as gym
 import keras
@@ -24,6 +26,7 @@ from tests.index_of_tests import missing
 from tests.integration.test_every_agent import each, make_agent, make_env
 from tests.toy_envs import Counting
 
+ROOT = Path(__file__).parents[2]
 HERE = "integration/test_user_reports.py"
 QUIET = {"verbose": 0, "visualize": False}
 
@@ -369,21 +372,11 @@ def test_a_processor_makes_the_actions_of_a_box_of_indexes(cls, lanes, size):
 
 
 def test_actions_and_mean_q_can_be_followed():
-    class Histogram(Callback):
-        """How often each action was chosen, in the logs of each episode."""
-
-        def on_episode_begin(self, episode, logs=None):
-            self.counts = np.zeros(3, int)
-
-        def on_step_end(self, step, logs=None):
-            self.counts[logs["action"]] += 1
-
-        def on_episode_end(self, episode, logs=None):
-            logs |= {f"action_{i}": int(n) for i, n in enumerate(self.counts)}
-
+    page = (ROOT / "docs/not_learning.md").read_text("utf-8")
+    exec(re.search(r"^```python\n(.*?)^```", page, re.M | re.S).group(1), namespace := {})
     agent = DQNAgent(table(3, 3), nb_actions=3, memory=SequentialMemory(200), nb_steps_warmup=8, batch_size=8)
     agent.compile(keras.optimizers.SGD(1e-4), metrics=["mae"], jit_compile=False)
-    history = agent.fit(Counting(), nb_steps=36, callbacks=[Histogram()], **QUIET).history
+    history = agent.fit(Counting(), nb_steps=36, callbacks=[namespace["ActionCounts"](3)], **QUIET).history
     counts = np.array([history[f"action_{i}"] for i in range(3)])
     np.testing.assert_array_equal(counts.sum(axis=0), history["nb_episode_steps"])
     for name in ("loss", "mae", "mean_q"):
