@@ -37,6 +37,7 @@ ARGUMENTS = {
     "cem_cartpole.py": ["--nb-steps", "2000", "--num-env", "3", "--nb-test-episodes", "2"],
     "custom_agent.py": ["--nb-steps", "300", "--num-env", "3", "--nb-test-episodes", "2"],
     "ddpg_pendulum.py": ["--nb-steps", "1020", "--nb-test-episodes", "1", "--save-weights", "p.weights.h5"],
+    "td3_pendulum.py": ["--nb-steps", "1020", "--num-env", "3", "--nb-test-episodes", "2"],
     "naf_pendulum.py": ["--nb-steps", "1020", "--nb-test-episodes", "1", "--save-weights", "n.weights.h5"],
     "ddpg_mujoco.py": [
         *("--nb-steps", "30", "--nb-steps-warmup", "20", "--num-env", "2"),
@@ -85,7 +86,7 @@ def test_example(name, tmp_path):
         pytest.importorskip(module)
     output = run([str(ROOT / "examples" / name), *ARGUMENTS[name]], tmp_path)
     assert "Episode 1: reward:" in output  # the last thing each of them does is to test
-    if name.startswith(("ppo", "a2c", "sarsa", "custom", "ddpg", "naf")):
+    if name.startswith(("ppo", "a2c", "sarsa", "custom", "ddpg", "td3", "naf")):
         header, row = re.search(r"^( +steps .*)\n(.*)$", output, re.M).groups()
         metrics = dict(zip(header.split(), row.split(), strict=True))
         assert np.isfinite(float(metrics["loss"]))  # "--" where nothing was learnt
