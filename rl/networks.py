@@ -120,6 +120,36 @@ def check_output(network: Any, nb_outputs: int, owner: str) -> None:
         raise ValueError(f"{owner}: the network's output has shape {got}, expected (None, {nb_outputs}). {hint}")
 
 
+def action_input_index(critic: Any, given: Any, nb_actions: int, owner: str) -> int:
+    """The index of the input of a critic that takes the action.
+
+    Args:
+        critic: Should be a functional model.
+        given: That input, its name or its index.
+        nb_actions: A.
+        owner: The agent's class name, for the message.
+
+    Raises:
+        ValueError: There is no such input, it has another shape than `(None, A)`, or the output is not `(None, 1)`.
+    """
+    check_output(critic, 1, f"{owner} (critic)")
+    inputs = network_inputs(critic)
+    found = [i for i, x in enumerate(inputs) if given is x or (isinstance(given, (int, str)) and given in (i, x.name))]
+    if len(found) != 1 or len(inputs) < 2 or isinstance(given, bool):
+        raise ValueError(
+            f"{owner}: critic_action_input must be one of the inputs of the critic, beside those for the states: the "
+            f"keras.Input, its name or its index; got {given!r}, the critic has {[x.name for x in inputs]}. Fix: "
+            "critic = keras.Model([action_input, observation_input], value); critic_action_input=action_input"
+        )
+    shape = tuple(inputs[found[0]].shape)
+    if shape != (None, nb_actions):
+        raise ValueError(
+            f"{owner}: the critic's input {inputs[found[0]].name!r}, for the action, has shape {shape}, expected "
+            f"{(None, nb_actions)}. Fix: keras.Input((nb_actions,))"
+        )
+    return found[0]
+
+
 def has_convolutions(network: Any) -> bool:
     """Whether a network, or one inside it, has a convolutional layer."""
     return any("Conv" in type(layer).__name__ or has_convolutions(layer) for layer in getattr(network, "layers", ()))

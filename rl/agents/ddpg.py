@@ -13,7 +13,7 @@ from rl.agents.continuous import ContinuousActions
 from rl.agents.dqn import mean_q
 from rl.agents.gradient import when
 from rl.memory import Batch
-from rl.networks import check_fit, check_output, feed, network_inputs
+from rl.networks import action_input_index, check_fit, check_output, feed
 from rl.ops import huber, polyak, weights_of
 from rl.saving import suffixed
 from rl.util import clone_model
@@ -214,18 +214,11 @@ class DDPGAgent(ContinuousActions, ReplayAgent):
 
     def update_target_models_hard(self) -> None:
         """Copies the networks' weights into the target networks."""
-        for target, source in self.targets():
-            target.set_weights(source.get_weights())
+        self.copy_to_targets()
 
     def weights_files(self, path: str) -> dict[str, Any]:
         """`<name>_actor<ending>` and `<name>_critic<ending>`; see `SavedAgent.weights_files`."""
         return {suffixed(path, "_actor"): self.actor, suffixed(path, "_critic"): self.critic}
-
-    def load_weights(self, filepath: Any) -> None:
-        """Reads the pair of files that `save_weights` wrote, for the targets, too; see `Agent.load_weights`."""
-        super().load_weights(filepath)
-        self._ahead.forget()  # what the old weights said
-        self.update_target_models_hard()
 
     def load_own_variables(self, store: Any) -> None:
         """Goes on counting the gradient steps; see `SavedAgent.load_own_variables`."""
@@ -239,33 +232,3 @@ class DDPGAgent(ContinuousActions, ReplayAgent):
 
 def _no_loss() -> Any:
     return ops.convert_to_tensor(float("nan"), dtype="float32")
-
-
-def action_input_index(critic: Any, given: Any, nb_actions: int, owner: str) -> int:
-    """The index of the input of a critic that takes the action.
-
-    Args:
-        critic: Should be a functional model.
-        given: That input, its name or its index.
-        nb_actions: A.
-        owner: The agent's class name, for the message.
-
-    Raises:
-        ValueError: There is no such input, it has another shape than `(None, A)`, or the output is not `(None, 1)`.
-    """
-    check_output(critic, 1, f"{owner} (critic)")
-    inputs = network_inputs(critic)
-    found = [i for i, x in enumerate(inputs) if given is x or (isinstance(given, (int, str)) and given in (i, x.name))]
-    if len(found) != 1 or len(inputs) < 2 or isinstance(given, bool):
-        raise ValueError(
-            f"{owner}: critic_action_input must be one of the inputs of the critic, beside those for the states: the "
-            f"keras.Input, its name or its index; got {given!r}, the critic has {[x.name for x in inputs]}. Fix: "
-            "critic = keras.Model([action_input, observation_input], value); critic_action_input=action_input"
-        )
-    shape = tuple(inputs[found[0]].shape)
-    if shape != (None, nb_actions):
-        raise ValueError(
-            f"{owner}: the critic's input {inputs[found[0]].name!r}, for the action, has shape {shape}, expected "
-            f"{(None, nb_actions)}. Fix: keras.Input((nb_actions,))"
-        )
-    return found[0]

@@ -113,15 +113,9 @@ class DQNAgent(QValues, ReplayAgent):
         loss = ops.mean(batch.weight * huber(target - prediction, self.delta_clip))
         return loss, target, prediction, {"mean_q": ops.mean(ops.max(q0, axis=-1))}
 
-    def load_weights(self, filepath: Any) -> None:
-        """Reads a weights file into the network and its target; see `Agent.load_weights`."""
-        super().load_weights(filepath)
-        self._ahead.forget()  # what the old weights said
-        self.update_target_model_hard()
-
     def update_target_model_hard(self) -> None:
         """Copies the network's weights into the target network."""
-        self.target_model.set_weights(self.model.get_weights())
+        self.copy_to_targets()
 
     def get_config(self) -> dict[str, Any]:
         """See `SavedAgent.get_config`; a dueling head is part of the model by now."""

@@ -122,6 +122,17 @@ class ReplayAgent(GradientAgent):
         super().set_weights(weights)
         self._ahead.forget()  # what the old weights said
 
+    def load_weights(self, filepath: Any) -> None:
+        """Reads what `save_weights` wrote, into the networks and their targets; see `SavedAgent.load_weights`."""
+        super().load_weights(filepath)
+        self._ahead.forget()  # what the old weights said
+        self.copy_to_targets()
+
+    def copy_to_targets(self) -> None:
+        """Copies the networks' weights into their target networks."""
+        for target, source in self.targets():
+            target.set_weights(source.get_weights())
+
     def open_lanes(self, nb_lanes: int) -> None:
         """Closes all open windows, and sizes the compiled loop for `nb_lanes`."""
         if self.training:

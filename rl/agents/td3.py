@@ -8,7 +8,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from rl.agents.ddpg import DDPGAgent, action_input_index
+from rl.agents.ddpg import DDPGAgent
+from rl.networks import action_input_index
 from rl.saving import suffixed
 from rl.util import clone_model, require
 
@@ -17,7 +18,7 @@ from rl.util import clone_model, require
 class TD3Agent(DDPGAgent):
     """Twin delayed deep deterministic policy gradients on any number of lanes.
 
-    `DDPGAgent` with three changes (Fujimoto, van Hoof and Meger 2018, arXiv:1802.09477, algorithm 1): the least of two
+    `DDPGAgent` with three changes (Fujimoto et al. 2018, arXiv:1802.09477, algorithm 1): the least of two
     critics is the target, the target policy's action has clipped noise, and the actor and all targets move after every
     `policy_delay` steps of the critics only. With d = 1 where the episode terminated:
 
