@@ -237,23 +237,28 @@ class KerasRLOrder:
     def act(self, observation: Any) -> np.ndarray:
         """`forward`; see `Agent.act`."""
         agent, hand = self._agent, _hand(self._agent)
-        row = tree_map(lambda x: x[0].copy(), observation)
-        action = agent.forward(row)
-        if action is None:
-            raise TypeError(f"{type(agent).__name__}.forward() returned None, it must return the action")
-        done = np.asarray(action)
-        for name, value in (("recent_observation", row), ("recent_action", done)):
-            noted = getattr(agent, name)
-            if noted is None or noted is hand.filled.get(name):  # a class that does not note it
-                setattr(agent, name, value)
-                hand.filled[name] = value
-        if not hand.warned and not np.array_equal(agent.recent_action, done):
+        action = self._forward(observation)
+        if not hand.warned and not np.array_equal(agent.recent_action, action):
             hand.warned = True
             warn_user(
                 f"{type(agent).__name__}.forward() returned {action}, but agent.recent_action, which backward() learns "
                 f"from, is {agent.recent_action}. Fix, unless that is meant: set self.recent_action before returning"
             )
-        return done[None]
+        return action[None]
+
+    def _forward(self, observation: Any) -> np.ndarray:
+        """What `forward` answers for the one row; it is noted where the class does not do so."""
+        agent, hand = self._agent, _hand(self._agent)
+        row = tree_map(lambda x: x[0].copy(), observation)
+        action = agent.forward(row)
+        if action is None:
+            raise TypeError(f"{type(agent).__name__}.forward() returned None, it must return the action")
+        for name, value in (("recent_observation", row), ("recent_action", np.array(action))):
+            noted = getattr(agent, name)
+            if noted is None or noted is hand.filled.get(name):
+                setattr(agent, name, value)
+                hand.filled[name] = value
+        return np.asarray(action)
 
     def observe(self, transition: Any) -> np.ndarray | None:
         """`backward`; see `Agent.observe`."""
@@ -274,7 +279,7 @@ class KerasRLOrder:
         agent, state, hand = self._agent, self._agent.run_state, _hand(self._agent)
         nb_updates, hand.is_last = state.nb_updates, True
         try:
-            agent.forward(tree_map(lambda x: x[0].copy(), self._last))
+            self._forward(self._last)
             metrics = agent.backward(0.0, terminal=False)
         finally:
             hand.is_last = False

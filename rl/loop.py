@@ -87,7 +87,8 @@ class RunState:
             finite = np.isfinite(metrics)
             if np.count_nonzero(finite) < len(finite):
                 weight, metrics = weight * finite, np.where(finite, metrics, 0.0)
-            self.metric_sum = self.metric_sum + metrics * weight
+            # In float64: single precision loses an update's loss among those of a long life.
+            self.metric_sum = self.metric_sum + np.multiply(metrics, weight, dtype=np.float64)
             self.metric_count = self.metric_count + weight
 
 

@@ -535,6 +535,20 @@ def test_an_action_that_was_done_but_not_noted_is_told_once():
     assert sum("recent_action" in str(w.message) for w in caught) == 1
 
 
+@pytest.mark.parametrize("truncate", [False, True])
+def test_what_a_class_does_not_note_is_noted_for_it(truncate):
+    class Fixed(DQNAgent):
+        def forward(self, observation):
+            return int(observation[2]) % 3
+
+    agent = dqn(Fixed)
+    agent.fit(Counting(lengths=(4,), truncate=truncate), nb_steps=24, **QUIET)
+    assert agent.memory.nb_entries == 24
+    batch = sampled(agent)
+    np.testing.assert_array_equal(batch.action, batch.state0[:, 0, 2].astype(int) % 3)
+    np.testing.assert_array_equal(batch.state1[:, 0], batch.state0[:, 0] + [0, 0, 1])
+
+
 class Reshaped(DQNAgent):
     def backward(self, reward, terminal=False):
         return super().backward(reward * 0.5 - 1, terminal=terminal)

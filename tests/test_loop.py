@@ -69,6 +69,16 @@ def test_the_metrics_of_an_episode_are_means_over_updates_not_over_calls():
     np.testing.assert_allclose(history["loss"], [(weights * weights).sum() / weights.sum()] * 3)
 
 
+def test_sums_of_metrics_lose_no_update_in_a_long_life():
+    state = RunState()
+    state.add(np.array([1e8, np.nan], np.float32), 0)
+    for _ in range(100):
+        state.nb_updates += 2
+        state.add(np.array([1.0, 0.5], np.float32), state.nb_updates - 2)
+    np.testing.assert_array_equal(state.metric_sum, [1e8 + 200, 100])
+    np.testing.assert_array_equal(state.metric_count, [201, 200])
+
+
 # ---- the golden traces ----------------------------------------------------------------------------------------------
 
 
