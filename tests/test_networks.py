@@ -88,6 +88,22 @@ def test_a_network_is_called_with_the_structure_it_was_made_with(structure):
     assert network(fed).shape == (2, 3)
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+def test_inputs_that_no_state_feeds_are_left_out_of_the_routing(names, place):
+    sizes = {"a": 2, "b": 3}
+    inputs = [keras.Input((1, sizes[name]), name=name) for name in names]
+    inputs.insert(place, keras.Input((4,), name="action"))
+    network, parts, action = model(inputs), {"a": batch(2), "b": batch(3)}, np.ones((2, 4), "f4")
+    fed = feed(network, parts, {place: action})
+    assert fed[place] is action
+    for x, name in zip([x for i, x in enumerate(fed) if i != place], names, strict=True):
+        assert x is parts[name]
+    check_fit(network, parts, 3, "Owner", [place])
+    with pytest.raises(ValueError, match="inputs are named"):
+        check_fit(network, parts, 3, "Owner")
+
+
 def test_a_tuple_is_routed_by_position_whatever_the_names():
     network = model([keras.Input((1, 2), name="z"), keras.Input((1, 3), name="a")])
     parts = (batch(2), batch(3))

@@ -255,6 +255,13 @@ def test_clone_keeps_a_subclass_and_trainable_flags():
     assert len(clone.trainable_weights) == len(model.trainable_weights) < len(model.weights)
 
 
+def test_a_fresh_clone_has_weights_of_its_own():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dense(1)])
+    clone = clone_model(model, fresh=True)
+    for own, copied in zip(model.get_weights()[::2], clone.get_weights()[::2], strict=True):
+        assert own.shape == copied.shape and not np.any(own == copied)
+
+
 def test_clone_of_a_model_with_dict_inputs():
     model = DictNet(3)
     x = {"a": np.ones((2, 1, 4), "float32"), "b": np.ones((2, 3, 2), "float32")}
