@@ -10,7 +10,16 @@ from gymnasium import spaces
 from keras import ops
 
 from rl import backend
-from rl.distributions import Bernoulli, Categorical, DiagGaussian, Distribution, MultiCategorical, distribution_for
+from rl.distributions import (
+    Bernoulli,
+    Categorical,
+    DiagGaussian,
+    Distribution,
+    MultiCategorical,
+    SquashedGaussian,
+    distribution_for,
+)
+from tests.backends import value_and_gradient
 
 SEEDS = [0, 1, 2]
 ROWS = [1, 5, 16]  # of the batch, one for each seed
@@ -658,3 +667,126 @@ def test_gradient_of_a_softmax_bandit(nb_actions, seed):
     values = [-float(ascend()) for _ in range(300)]
     assert np.all(np.diff(values) > -1e-5) and values[-1] > 1.95
     assert backend.to_numpy(distribution.mode(np.array(policy)))[0] == np.argmax(rewards)
+
+
+# ---- Squashed Gaussian ---------------------------------------------------------------------------------------------
+
+SQUASHED = [(0.0, 1.0), (1.5, 0.3), (-0.2, 0.05)]  # mean and standard deviation of u
+each_squashed = pytest.mark.parametrize(("mean", "std"), SQUASHED)
+
+
+def squashed_twin(mean, std, action):
+    """The density of tanh(u) by change of variables, in float64."""
+    z = (math.atanh(action) - mean) / std
+    return math.exp(-0.5 * z * z) / (std * math.sqrt(2 * math.pi)) / (1 - action**2)
+
+
+def outputs_of(mean, std, nb_rows=1):
+    return np.tile(np.float32([[mean, math.log(std)]]), (nb_rows, 1))
+
+
+@each_squashed
+def test_squashed_density_integrates_to_one_and_gives_the_entropy(mean, std):
+    u = np.linspace(mean - 9 * std, mean + 9 * std, 20_001)
+    d, outputs = SquashedGaussian(1), outputs_of(mean, std, len(u))
+    log_p = np.float64(ops.convert_to_numpy(d.log_prob_of(outputs, np.float32(u)[:, None])))
+    shares = np.exp(log_p) * (1 - np.tanh(u) ** 2) * (u[1] - u[0])  # da = (1 - tanh^2) du
+    assert np.sum(shares) == pytest.approx(1, abs=1e-6)
+    entropy = ops.convert_to_numpy(d.entropy(outputs[:1]))
+    np.testing.assert_allclose(entropy, [-np.sum(shares * log_p)], atol=2e-5)
+
+
+@pytest.mark.parametrize(("mean", "std"), [(0.0, math.exp(2)), (0.7, 3.0)])
+def test_entropy_of_wide_squashed_gaussians(mean, std):
+    u = np.linspace(mean - 9 * std, mean + 9 * std, 200_001)
+    p = np.exp(-0.5 * ((u - mean) / std) ** 2) / (std * math.sqrt(2 * math.pi)) * (u[1] - u[0])
+    slope = 2 * (math.log(2) - u - np.logaddexp(0, -2 * u))
+    expected = 0.5 * math.log(2 * math.pi * math.e) + math.log(std) + np.sum(p * slope)
+    entropy = ops.convert_to_numpy(SquashedGaussian(1).entropy(outputs_of(mean, std)))
+    np.testing.assert_allclose(entropy, [expected], atol=0.03)
+
+
+@each_squashed
+def test_squashed_log_prob_equals_the_change_of_variables_by_finite_differences(mean, std):
+    u = mean + std * np.linspace(-2, 2, 41)
+    step = 1e-6
+    slope = (np.tanh(u + step) - np.tanh(u - step)) / (2 * step)
+    expected = -0.5 * ((u - mean) / std) ** 2 - math.log(std * math.sqrt(2 * math.pi)) - np.log(slope)
+    d, outputs = SquashedGaussian(1), outputs_of(mean, std, len(u))
+    np.testing.assert_allclose(d.log_prob_of(outputs, np.float32(u)[:, None]), expected, atol=2e-4)
+    np.testing.assert_allclose(d.log_prob(outputs, np.float32(np.tanh(u))[:, None]), expected, atol=2e-3)
+    twin = [math.log(squashed_twin(mean, std, a)) for a in np.tanh(u)]
+    np.testing.assert_allclose(twin, expected, atol=1e-6)
+
+
+@each_seed
+@pytest.mark.parametrize("nb_actions", [1, 2, 3])
+def test_a_squashed_sample_and_its_log_prob_equal_loops(nb_actions, seed):
+    rng = np.random.default_rng(seed)
+    d = SquashedGaussian(nb_actions)
+    outputs = rng.uniform(-1, 0.5, (ROWS[seed], 2 * nb_actions)).astype("f4")
+    noise = d.noise(rng, len(outputs))
+    action, log_prob = (ops.convert_to_numpy(x) for x in d.sample_and_log_prob(outputs, noise))
+    for i, row in enumerate(outputs.astype("f8")):
+        mean, std = row[:nb_actions], np.exp(row[nb_actions:])
+        expected = np.tanh(mean + std * noise[i])
+        np.testing.assert_allclose(action[i], expected, rtol=1e-5, atol=1e-6)
+        logs = [math.log(squashed_twin(*x)) for x in zip(mean, std, expected, strict=True)]
+        assert log_prob[i] == pytest.approx(sum(logs), rel=1e-4, abs=1e-5)
+    np.testing.assert_array_equal(action, ops.convert_to_numpy(d.sample(outputs, noise)))
+    np.testing.assert_allclose(d.mode(outputs), np.tanh(outputs[:, :nb_actions]), rtol=1e-5)
+
+
+def test_squashed_log_prob_is_finite_where_tanh_rounds_to_one():
+    d = SquashedGaussian(2)
+    for u in (20.0, -20.0, 200.0):
+        outputs = np.float32([[u, -u, -1.0, 0.5]])
+        (action, log_prob), both = d.sample_and_log_prob(outputs, np.zeros((1, 2), "f4")), np.float32([[u, -u]])
+        assert np.all(np.abs(ops.convert_to_numpy(action)) == 1)
+        expected = -math.log(2 * math.pi) + 0.5 + 2 * 2 * (abs(u) - math.log(2))
+        np.testing.assert_allclose(log_prob, [expected], rtol=1e-5)
+        np.testing.assert_allclose(d.log_prob_of(outputs, both), [expected], rtol=1e-5)
+        assert np.isfinite(ops.convert_to_numpy(d.log_prob(outputs, action))).all()
+        assert np.isfinite(ops.convert_to_numpy(d.entropy(outputs))).all()
+        for part in (0, 1):
+            gradient = value_and_gradient(lambda o: d.sample_and_log_prob(o, np.zeros((1, 2), "f4"))[part], outputs)[1]  # noqa: B023
+            assert np.isfinite(gradient).all()
+
+
+def test_squashed_log_std_is_bounded():
+    d = SquashedGaussian(1)
+    np.testing.assert_array_equal(
+        ops.convert_to_numpy(d.bounded(np.float32([[30, 5], [-30, -50]]))), [[30, 2], [-30, -20]]
+    )
+    noise = np.ones((2, 1), "f4")
+    wide, bound = np.float32([[0.1, 9.0], [0.1, -99.0]]), np.float32([[0.1, 2.0], [0.1, -20.0]])
+    for got, expected in zip(d.sample_and_log_prob(wide, noise), d.sample_and_log_prob(bound, noise), strict=True):
+        np.testing.assert_array_equal(ops.convert_to_numpy(got), ops.convert_to_numpy(expected))
+
+
+@pytest.mark.parametrize("nb_actions", [1, 3])
+def test_gradients_of_a_squashed_sample_equal_finite_differences_with_common_noise(nb_actions):
+    rng = np.random.default_rng(3)
+    d = SquashedGaussian(nb_actions)
+    outputs = rng.uniform(-1, 0.5, (1, 2 * nb_actions))
+    noise = rng.standard_normal((500, nb_actions)).astype("f4")
+    direction = rng.standard_normal(nb_actions)
+
+    def objective(row):
+        """The mean of alpha log pi(a) - f(a), as SAC's actor has it."""
+        action, log_prob = d.sample_and_log_prob(ops.tile(row, (500, 1)), noise)
+        value = ops.sum(ops.sin(2 * action) * ops.convert_to_tensor(direction.astype("f4")), axis=-1)
+        return ops.mean(0.3 * log_prob - value)
+
+    def twin(row):
+        mean, log_std = row[0, :nb_actions], row[0, nb_actions:]
+        u = mean + np.exp(log_std) * np.float64(noise)
+        slope = 2 * (math.log(2) - u - np.logaddexp(0, -2 * u))
+        log_prob = np.sum(-0.5 * np.float64(noise) ** 2 - log_std - 0.5 * math.log(2 * math.pi) - slope, axis=-1)
+        return np.mean(0.3 * log_prob - np.sin(2 * np.tanh(u)) @ direction)
+
+    value, gradient = value_and_gradient(objective, outputs)
+    assert value == pytest.approx(twin(outputs), rel=1e-4)
+    steps = 1e-5 * np.eye(2 * nb_actions)
+    expected = [(twin(outputs + s) - twin(outputs - s)) / 2e-5 for s in steps]
+    np.testing.assert_allclose(gradient[0], expected, rtol=1e-3, atol=1e-4)
