@@ -37,6 +37,7 @@ TRAINING = {
         "integration/test_on_policy_known_values.py: a_time_limit_is_not_a_terminal_state_on_one_env",
         "agents/test_sarsa.py: a_time_limit_is_not_the_end",
         "agents/test_naf.py: a_time_limit_is_not_a_terminal_state",
+        "agents/test_ddpg.py: a_time_limit_is_not_a_terminal_state",
         f"{HERE}: the_end_of_an_episode_that_terminates_is_one",
     ],
     "the env hands out its own array, and the memory stores it again and again": [
@@ -63,6 +64,7 @@ TRAINING = {
     "the target network is maintained and never used": [
         "agents/test_dqn.py: the_target_network_is_used_and_only_it",
         "agents/test_naf.py: the_target_is_the_target_networks_value_alone",
+        "agents/test_ddpg.py: whole_updates_equal_a_naive_twin",
     ],
     "counters wrap": [
         "agents/test_dqn.py: counters_do_not_wrap",
@@ -83,7 +85,10 @@ TRAINING = {
         "agents/test_dqn.py: dropout_is_off_in_acting_and_in_the_target_and_on_in_learning",
         "agents/test_dqn.py: batch_normalisation_moves_in_learning_reaches_the_target_and_rests_in_acting",
     ],
-    "actions stick to the bounds": ["agents/test_naf.py: a_bandits_best_action_is_found_within_its_bounds"],
+    "actions stick to the bounds": [
+        "agents/test_naf.py: a_bandits_best_action_is_found_within_its_bounds",
+        "agents/test_ddpg.py: a_bandits_best_action_is_found_within_its_bounds a_linear_quadratic_regulator_is_found",
+    ],
     "episodes of one step are not learnt": [f"{HERE}: episodes_of_one_step_are_learnt"],
     "the step counter grows by the number of epochs": [
         "agents/test_rollout.py: each_transition_is_learnt_from_and_counted_once_in_every_mode",
