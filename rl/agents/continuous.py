@@ -150,13 +150,14 @@ class ActionBounds:
         self.low: Any = np.float32(-np.inf)
         self.high: Any = np.float32(np.inf)
         if isinstance(space, gymnasium.spaces.Box):
-            self.low = space.low.astype(np.float32).ravel()
-            self.high = space.high.astype(np.float32).ravel()
+            with np.errstate(over="ignore"):  # bounds beyond float32 are none
+                self.low = space.low.astype(np.float32).ravel()
+                self.high = space.high.astype(np.float32).ravel()
 
     @property
     def finite(self) -> bool:
         """Whether there are bounds, in every component."""
-        with np.errstate(over="ignore"):  # bounds at the end of float32 are none
+        with np.errstate(over="ignore"):  # nor those at its end
             return bool(np.isfinite(self.high - self.low).all())
 
     @property

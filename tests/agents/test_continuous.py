@@ -296,6 +296,7 @@ def test_the_check_of_the_noise_draws_nothing_from_it():
         (UNBOUNDED, {"nb_steps_random": 10}, "nb_steps_random needs.*bounded in every component"),
         (spaces.Box(np.array([-1, -1, -np.inf], "f4"), 1.0), {"scale_actions": True}, "bounded"),
         (spaces.Box(-3e38, 3e38, (3,), np.float32), {"scale_actions": True}, "bounded"),
+        (spaces.Box(-1e300, 1e300, (3,), np.float64), {"scale_actions": True}, "bounded"),
     ],
 )
 def test_an_env_of_other_actions_is_refused_before_the_first_step(space, options, message):
