@@ -3,7 +3,7 @@
 python tests/benchmarks/scaling.py                 # all, three seeds
 python tests/benchmarks/scaling.py --works ppo --seeds 1
 
-CartPole-v1, 64-64. For each recipe: env steps per second of the whole training, and the mean return of the greedy policy
+CartPole-v1, 64-64. Per recipe: env steps per second of the whole training, and the mean return of the greedy policy
 over 100 fresh episodes after it. `lr` multiplies the learning rate (1e-3 for DQN, 3e-4 for PPO). DQN is the README's.
 """
 

@@ -8,7 +8,6 @@ import statistics
 import time
 
 import gymnasium
-import keras
 import numpy as np
 
 from rl import backend
