@@ -72,7 +72,9 @@ class WhiteningNormalizerProcessor(Processor):
     """Shifts and scales states to mean 0 and standard deviation 1, by running statistics of the states seen.
 
     Statistics are kept for every position of the window and every part of a `Dict` or `Tuple` observation, and
-    cover all states that the network is shown, in acting and in training, as in keras-rl.
+    cover all states that the network is shown, in acting and in training, as in keras-rl: each env step of every lane
+    once, and each batch that is learnt from. `Agent.test` leaves them alone, and `Agent.save` keeps them; a file of
+    weights does not.
 
     Attributes:
         training: While false, states are normalised and not counted.

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from keras import layers
 
-from rl.agents import CEMAgent, DQNAgent, SARSAAgent
+from rl.agents import CEMAgent, DDPGAgent, DQNAgent, SARSAAgent
 from rl.memory import EpisodeParameterMemory, SequentialMemory
 from rl.saving import read_weights, suffixed, write_weights
 
@@ -105,6 +105,33 @@ def test_agents_read_the_weights_that_keras_rl_wrote(make, ending, tmp_path):
     other = make(network(5, 4, 2))
     other.load_weights(new)
     assert_equal(other.model.get_weights(), values(three_dense()))
+
+
+def test_ddpg_reads_the_pair_that_keras_rl_wrote(tmp_path):
+    def pair():
+        actor = keras.Sequential([keras.Input((1, 3)), layers.Flatten(), layers.Dense(5), layers.Dense(2)])
+        action, observation = keras.Input((2,)), keras.Input((1, 3))
+        x = layers.Dense(4)(layers.Concatenate()([action, layers.Flatten()(observation)]))
+        critic = keras.Model([action, observation], layers.Dense(1)(x))
+        return DDPGAgent(2, actor, critic, action, SequentialMemory(limit=50, window_length=1))
+
+    actor = [("flatten_1", []), dense("dense_1", 3, 5, 1), dense("dense_2", 5, 2, 2)]
+    critic = [(name, []) for name in ("observation_input", "action_input", "flatten_2", "concatenate_1")]
+    critic += [dense("dense_3", 5, 4, 3), dense("dense_4", 4, 1, 4)]
+    write_as_keras_2(str(tmp_path / "ddpg_actor.h5f"), actor)
+    write_as_keras_2(str(tmp_path / "ddpg_critic.h5f"), critic)
+    agent = pair()
+    agent.load_weights(tmp_path / "ddpg.h5f")
+    for network, named in ((agent.actor, actor), (agent.critic, critic)):
+        assert_equal(network.get_weights(), values(named))
+    for target, source in ((agent.target_actor, agent.actor), (agent.target_critic, agent.critic)):
+        assert_equal(target.get_weights(), source.get_weights())
+    write_as_keras_2(str(tmp_path / "ddpg_critic.h5f"), actor)  # a critic that does not fit
+    other = pair()
+    before = other.get_weights()
+    with pytest.raises(ValueError, match="ddpg_critic.h5f does not fit"):
+        other.load_weights(tmp_path / "ddpg.h5f")
+    assert_equal(other.get_weights(), before)
 
 
 @pytest.mark.parametrize("options", [{}, {"text": str}, {"root": "model_weights"}, {"chunks": 3}])

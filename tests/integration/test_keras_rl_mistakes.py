@@ -25,6 +25,7 @@ TABLE = {
         "agents/test_dqn.py: a_truncated_episode_bootstraps_and_a_terminated_one_does_not",
         "agents/test_sarsa.py: a_time_limit_is_not_the_end",
         "agents/test_naf.py: a_time_limit_is_not_a_terminal_state",
+        "agents/test_ddpg.py: a_time_limit_is_not_a_terminal_state",
         "test_core.py: nb_max_episode_steps_truncates",
     ],
     "after each episode fit called forward and backward once more: a made-up row, an update too many": [
@@ -52,19 +53,22 @@ TABLE = {
         "agents/test_cem.py: the_search_starts_at_the_networks_weights_and_test_uses_the_mean saved_and_loaded",
     ],
     "NAF: the precision matrix depended on the action, so that mu was not the best one": [
-        "agents/test_naf.py: q_has_its_one_maximum_at_mu_and_curvature_p",
+        "agents/test_quadratic.py: q_has_its_one_maximum_at_mu_and_curvature_p",
         "agents/test_naf.py: a_precision_network_that_takes_the_action_is_given_zeros",
     ],
     "NAF: in mode 'diag' the precision matrix could be indefinite": [
-        "agents/test_naf.py: outputs_of_any_size_give_a_finite_positive_curvature",
+        "agents/test_quadratic.py: outputs_of_any_size_give_a_finite_positive_curvature",
         "agents/test_naf.py: a_curvature_is_positive_whatever_the_network_says",
     ],
     "NAF, DDPG: noise left the action space, and what was stored was not what was done": [
         "agents/test_naf.py: the_executed_action_is_the_one_that_is_learnt_from",
         "agents/test_naf.py: a_bandits_best_action_is_found_within_its_bounds",
+        "agents/test_ddpg.py: a_bandits_best_action_is_found_within_its_bounds",
+        "agents/test_continuous.py: the_stored_action_is_the_executed_one",
     ],
     "DDPG: with dt=0.01 the noise hardly changed within an episode": [
         "test_random.py: ornstein_uhlenbeck_statistics an_episode_begins_around_the_mean",
+        "agents/test_continuous.py: noise_begins_anew_with_each_lanes_episode_and_its_schedule_counts_real_steps",
     ],
     "DQN: with memory_interval above 1 the successor was several steps away, its rewards and discount those of one": [
         f"{HERE}: a_row_is_one_step_whatever_the_memory_interval",
