@@ -1,10 +1,12 @@
 """Every example starts from nothing, trains, tests and ends."""
 
+import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -80,18 +82,36 @@ def test_every_example_is_run():
     assert sorted(path.name for path in (ROOT / "examples").glob("*.py")) == sorted([*ARGUMENTS, "visualize_log.py"])
 
 
+@pytest.fixture(scope="module")
+def started(request, tmp_path_factory):
+    """The examples that are to be tested, two at a time, since each mostly waits for imports: `{name: (folder, run)}`.
+
+    `run` is a future of what it prints.
+    """
+    wanted = [item.callspec.params["name"] for item in request.session.items if item.name.startswith("test_example[")]
+    folders = {name: tmp_path_factory.mktemp(name.removesuffix(".py")) for name in wanted}
+    with ThreadPoolExecutor(2) as pool:
+        yield {
+            name: (folder, pool.submit(run, [str(ROOT / "examples" / name), *ARGUMENTS[name]], folder))
+            for name, folder in folders.items()
+            if all(importlib.util.find_spec(module) for module in NEEDS.get(name, []))
+        }
+        pool.shutdown(cancel_futures=True)
+
+
 @pytest.mark.parametrize("name", sorted(ARGUMENTS))
-def test_example(name, tmp_path):
+def test_example(name, started):
     for module in NEEDS.get(name, []):
         pytest.importorskip(module)
-    output = run([str(ROOT / "examples" / name), *ARGUMENTS[name]], tmp_path)
+    folder, future = started[name]
+    output = future.result()
     assert "Episode 1: reward:" in output  # the last thing each of them does is to test
     if name.startswith(("ppo", "a2c", "sarsa", "custom", "ddpg", "td3", "naf")):
         header, row = re.search(r"^( +steps .*)\n(.*)$", output, re.M).groups()
         metrics = dict(zip(header.split(), row.split(), strict=True))
         assert np.isfinite(float(metrics["loss"]))  # "--" where nothing was learnt
         assert re.search(r"^Mean return of the greedy policy: -?\d+\.\d$", output, re.M)
-    written = {path.name for path in tmp_path.iterdir()} - {"MUJOCO_LOG.TXT"}  # where MuJoCo warns
+    written = {path.name for path in folder.iterdir()} - {"MUJOCO_LOG.TXT"}  # where MuJoCo warns
     assert sorted(written) == FILES.get(name, [])
 
 
