@@ -33,21 +33,21 @@ class _LocalEngine(Engine):
         todo = [g for g in groups if self.reports[g] is None]
         any_ended = len(todo) < len(groups)
         while todo:
-            nb = 1
-            while nb < len(todo) and todo[nb] == todo[0] + nb and self.target[todo[nb]] == self.target[todo[0]]:
-                nb += 1
-            first = todo[0]
+            first, nb = todo[0], len(todo)
+            target = self.target[first]
+            if todo[-1] >= first + nb or self.target[first : first + nb].count(target) < nb:  # not all in one go
+                nb = 1
+                while nb < len(todo) and todo[nb] == first + nb and self.target[todo[nb]] == target:
+                    nb += 1
             try:
-                ended, report = self.lanes.step(self.actions[first : first + nb], first, self.target[first])
+                ended, report = self.lanes.step(self.actions[first : first + nb], first, target)
             except BaseException:
                 # Ctrl-C between two lanes: nobody knows which of them have stepped.
                 for g in groups:
                     self.stepping[g] = False
                 self.set_stale(list(groups), True)
                 raise
-            for g in todo[:nb]:
-                self.reports[g] = {}
-            self.reports[first] = report or {}
+            self.reports[first : first + nb] = [report or {}, *[{} for _ in range(nb - 1)]]
             any_ended |= ended
             todo = todo[nb:]
         return any_ended
