@@ -295,6 +295,8 @@ def test_three_lanes_of_three_actions(vec_env):
     assert agent.step == 60 and agent.run_state.nb_updates == 52
     assert ddpg.changed(before, weights(agent)) == set(NAMES)
     assert len(agent.test(env, 4, visualize=False, verbose=0).history["episode_reward"]) == 4
+    ddpg.fit(agent, env, 30, overlap=True)
+    assert agent.step == 90 and agent.run_state.nb_updates == 82
     env.close()
 
 
@@ -327,6 +329,23 @@ def test_weights_are_three_files(tmp_path):
     ]
     other.load_weights(str(tmp_path / "td3.weights.h5"))
     assert_close(other, weights(agent))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", [False, True])
+def test_five_thousand_updates_in_half_precision_stay_finite(scale):
+    policy = keras.mixed_precision.dtype_policy()
+    keras.mixed_precision.set_dtype_policy("mixed_float16")
+    try:
+        agent = make_agent(random_process=GaussianWhiteNoiseProcess(sigma=0.2, size=2), scale_actions=scale)
+    finally:
+        keras.mixed_precision.set_dtype_policy(policy)
+    env = DummyVecEnv([functools.partial(Drift, BOX[2])] * 16)
+    for _ in range(5):
+        history = ddpg.fit(agent, env, 1008).history
+        assert np.isfinite(history["loss"][-1]) and np.isfinite(history["actor_loss"][-1])
+    assert agent.run_state.nb_updates >= 5000
+    assert all(np.isfinite(w).all() for values in weights(agent).values() for w in values)
 
 
 @pytest.mark.parametrize(
