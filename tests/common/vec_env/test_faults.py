@@ -547,16 +547,15 @@ def test_f32_actions_given_to_an_env_are_its_own(make):
 
 
 def test_f44_one_thread_at_a_time(subproc):
-    venv = subproc(faulty(2, kind="hang", at=1, seconds=0.6))
+    venv = subproc(faulty(2, kind="hang", at=1, seconds=1.5))
     venv.reset()
     thread = threading.Thread(target=venv.step, args=([0, 0],))
     thread.start()
     time.sleep(0.2)
-    begun = time.monotonic()
     for call in (lambda: venv.step([0, 0]), venv.step_wait, venv.reset, lambda: venv.get_attr("number")):
         with pytest.raises(AlreadySteppingError):
             call()
-    assert time.monotonic() - begun < 0.3
+    assert thread.is_alive()  # none has waited for the step
     thread.join()
     assert venv.step([1, 1])[0].tolist() == [[0, 0, 2, 1], [1, 0, 2, 1]]
 
