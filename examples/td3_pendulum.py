@@ -1,6 +1,7 @@
 """TD3 swings up a pendulum: DDPG with two critics, a smoothed target and a delayed actor.
 
-The actor's outputs are in [-1, 1], which the agent maps to the environment's bounds. The critic's twin is made from it.
+`deterministic_actor_critic` makes an actor, with outputs in [-1, 1] that the agent maps to the environment's bounds, and
+a critic; the agent makes the critic's twin.
 
     python examples/td3_pendulum.py
     python examples/td3_pendulum.py --num-env 4
@@ -10,12 +11,12 @@ import argparse
 
 import keras
 import numpy as np
-from keras import layers
 
 from rl.agents import TD3Agent
 from rl.common.cmd_util import make_gym_env
 from rl.common.vec_env import DummyVecEnv
 from rl.memory import SequentialMemory
+from rl.networks import deterministic_actor_critic
 from rl.random import GaussianWhiteNoiseProcess
 
 
@@ -31,24 +32,9 @@ def main() -> None:
     # In this process: a step of Pendulum costs less than asking another process for it.
     env = make_gym_env("Pendulum-v1", num_env=args.num_env, seed=args.seed, vec_env_cls=DummyVecEnv)
     nb_actions = env.action_space.shape[0]
-    shape = (1, *env.observation_space.shape)  # the leading 1 is the memory's window_length
-
-    actor = keras.Sequential([keras.Input(shape), layers.Flatten()])
-    actor.add(layers.Dense(64, activation="relu"))
-    actor.add(layers.Dense(64, activation="relu"))
-    actor.add(layers.Dense(nb_actions, activation="tanh"))
-
-    action_input, observation_input = keras.Input((nb_actions,)), keras.Input(shape)
-    x = layers.Concatenate()([action_input, layers.Flatten()(observation_input)])
-    x = layers.Dense(64, activation="relu")(x)
-    x = layers.Dense(64, activation="relu")(x)
-    critic = keras.Model([action_input, observation_input], layers.Dense(1)(x))
-
     td3 = TD3Agent(
         nb_actions,
-        actor,
-        critic,
-        action_input,
+        *deterministic_actor_critic(env, hidden=(64, 64)),
         SequentialMemory(limit=100_000),
         gamma=0.98,
         random_process=GaussianWhiteNoiseProcess(sigma=0.1, size=nb_actions),

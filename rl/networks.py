@@ -254,6 +254,43 @@ def actor_critic(
     return actor, _network(*_inputs_and_features(space), units, activation, [value], "critic")
 
 
+def deterministic_actor_critic(
+    env: Any, hidden: Sequence[int] = (256, 256), activation: Any = "relu"
+) -> tuple[keras.Model, keras.Model, Any]:
+    """Makes the networks of a policy that says one continuous action, and of its action values, for an environment.
+
+    Two networks, each with an input per part of the observation space as in `actor_critic`. The actor ends in tanh: its
+    actions are in [-1, 1], so they are for `TD3Agent`, or for `DDPGAgent` with `scale_actions=True`:
+    `TD3Agent(nb_actions, *deterministic_actor_critic(env), memory)`.
+
+    Args:
+        env: As in `actor_critic`; its action space is a `Box`.
+        hidden: Units of each hidden layer between the (concatenated) parts and the heads.
+        activation: Of those layers, as Keras takes it.
+
+    Returns:
+        `(actor, critic, action_input)`: networks with outputs `(B, A)` and `(B, 1)`, and that input of the critic, the
+        first one, that takes the action.
+
+    Raises:
+        ValueError: For an action space that is no `Box`, and as `actor_critic`.
+        TypeError: If `env` is no environment.
+    """
+    lanes = as_lanes(env)
+    if not isinstance(lanes.action_space, spaces.Box):
+        raise ValueError(
+            "deterministic_actor_critic makes an actor of continuous actions, a Box, the env's action space is "
+            f"{lanes.action_space}. Fix: actor_critic for any other space"
+        )
+    nb_actions = math.prod(lanes.action_space.shape)
+    linear = _network(*_inputs_and_features(lanes.observation_space), hidden, activation, [(nb_actions, 0.01)], None)
+    actor = keras.Model(linear.input, layers.Activation("tanh", dtype="float32")(linear.output), name="actor")
+    inputs, features = _inputs_and_features(lanes.observation_space)
+    action = keras.Input((nb_actions,))  # without a name, which a part of the observation may have
+    critic = _network([action, *inputs], [action, *features], hidden, activation, [(1, 1.0)], "critic")
+    return actor, critic, action
+
+
 def _network(
     inputs: list[Any],
     features: list[Any],

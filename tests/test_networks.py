@@ -10,7 +10,16 @@ from keras import layers, ops
 from rl.backend import compile_function
 from rl.common.misc_util import tree_leaves, tree_map
 from rl.common.vec_env import DummyVecEnv
-from rl.networks import actor_critic, check_fit, check_output, feed, has_convolutions, mlp, nature_cnn
+from rl.networks import (
+    actor_critic,
+    check_fit,
+    check_output,
+    deterministic_actor_critic,
+    feed,
+    has_convolutions,
+    mlp,
+    nature_cnn,
+)
 from rl.util import clone_model
 
 
@@ -588,3 +597,32 @@ def test_a_small_image_is_refused_and_flattened_on_request():
         actor_critic(env)
     actor, _ = actor_critic(gymnasium.wrappers.FlattenObservation(env))
     assert actor.input_shape == (None, 147)
+
+
+# ---- deterministic_actor_critic -------------------------------------------------------------------------------------
+
+
+class Pushed(gymnasium.Env):
+    def __init__(self, observation_space, action_space):
+        self.observation_space, self.action_space = observation_space, action_space
+
+
+@pytest.mark.parametrize("shape", [(1,), (3,), (2, 2)])
+def test_a_deterministic_actor_and_its_critic_fit_the_env(shape):
+    vector, picture = spaces.Box(-1, 1, (3,)), spaces.Box(0, 255, (40, 40, 3), np.uint8)
+    nb_actions = int(np.prod(shape))
+    for space in (vector, spaces.Dict(action=vector, b=picture), spaces.Tuple([spaces.Discrete(4), vector])):
+        env = Pushed(space, spaces.Box(-2, 2, shape))
+        actor, critic, action = deterministic_actor_critic(env, hidden=(8, 8, 8))
+        assert actor.output.shape == (None, nb_actions) and critic.output.shape == (None, 1)
+        assert critic.inputs[0] is action and action.shape == (None, nb_actions)
+        states = tree_map(lambda x: np.asarray(x)[None, None], space.sample())
+        acts = np.asarray(actor(feed(actor, states)))
+        assert acts.shape == (1, nb_actions) and np.abs(acts).max() < 0.2  # near the middle to begin with
+        assert critic(feed(critic, states, {0: acts})).shape == (1, 1)
+        assert not {id(v) for v in actor.variables} & {id(v) for v in critic.variables}
+
+
+def test_a_deterministic_actor_of_discrete_actions_is_refused():
+    with pytest.raises(ValueError, match=r"action space is Discrete\(2\).*actor_critic for any other"):
+        deterministic_actor_critic(gymnasium.make("CartPole-v1"))
