@@ -1,7 +1,7 @@
 """TD3 swings up a pendulum: DDPG with two critics, a smoothed target and a delayed actor.
 
-`deterministic_actor_critic` makes an actor, with outputs in [-1, 1] that the agent maps to the environment's bounds, and
-a critic; the agent makes the critic's twin.
+`deterministic_actor_critic` makes an actor with outputs in [-1, 1], which the agent maps to the environment's bounds,
+and a critic; the agent makes the critic's twin.
 
     python examples/td3_pendulum.py
     python examples/td3_pendulum.py --num-env 4
