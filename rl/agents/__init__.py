@@ -6,6 +6,7 @@ from rl.agents.ddpg import DDPGAgent
 from rl.agents.dqn import DQNAgent
 from rl.agents.naf import ContinuousDQNAgent, NAFAgent, NAFLayer
 from rl.agents.ppo import PPOAgent
+from rl.agents.sac import SACAgent
 from rl.agents.sarsa import SARSAAgent, SarsaAgent
 from rl.agents.td3 import TD3Agent
 
@@ -18,6 +19,7 @@ __all__ = [
     "NAFAgent",
     "NAFLayer",
     "PPOAgent",
+    "SACAgent",
     "SARSAAgent",
     "SarsaAgent",
     "TD3Agent",

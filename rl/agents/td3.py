@@ -75,21 +75,13 @@ class TD3Agent(DDPGAgent):
         super().__init__(nb_actions, actor, pair[0], critic_action_input, memory, **kwargs)
         self.policy_delay = int(policy_delay)
         self.target_noise, self.target_noise_clip = float(target_noise), float(target_noise_clip)
-        self.critic_2 = pair[1] if len(pair) == 2 else self._twin()
+        self.critic_2 = (
+            pair[1] if len(pair) == 2 else twin_of(self.critic, self.custom_model_objects, type(self).__name__)
+        )
         action_input_index(self.critic_2, self.critic_action_input, self.nb_actions, type(self).__name__)
         self.target_critic_2 = clone_model(self.critic_2, self.custom_model_objects)
         self.target_critic_2.trainable = False
         self._noise_seeds = keras.random.SeedGenerator(int(np.random.randint(2**31)))
-
-    def _twin(self) -> keras.Model:
-        twin = clone_model(self.critic, self.custom_model_objects, fresh=True)
-        same = [np.array_equal(*w) for w in zip(twin.get_weights(), self.critic.get_weights(), strict=True)]
-        if all(same):
-            raise ValueError(
-                f"{type(self).__name__}: the critic's twin would start with the very same weights, since its "
-                "initializers have seeds or are constant. Fix: critic=[critic, another_critic]"
-            )
-        return twin
 
     @property
     def critics(self) -> list[tuple[keras.Model, keras.Model]]:
@@ -120,3 +112,23 @@ class TD3Agent(DDPGAgent):
     def get_config(self) -> dict[str, Any]:
         """See `SavedAgent.get_config`."""
         return super().get_config() | {"critic": keras.saving.serialize_keras_object([self.critic, self.critic_2])}
+
+
+def twin_of(critic: keras.Model, custom_objects: dict[str, Any], owner: str) -> keras.Model:
+    """A copy of a critic with fresh weights.
+
+    Args:
+        critic: The critic.
+        custom_objects: See `rl.util.clone_model`.
+        owner: The agent's class name, for the message.
+
+    Raises:
+        ValueError: The copy would start where the critic did.
+    """
+    twin = clone_model(critic, custom_objects, fresh=True)
+    if all(np.array_equal(*w) for w in zip(twin.get_weights(), critic.get_weights(), strict=True)):
+        raise ValueError(
+            f"{owner}: the critic's twin would start with the very same weights, since its initializers have seeds or "
+            "are constant. Fix: critic=[critic, another_critic]"
+        )
+    return twin
