@@ -363,7 +363,7 @@ def sampled(agent):
 
 
 @pytest.mark.parametrize("truncate", [False, True])
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("name", [name for name in AGENTS if name not in ("cem", "a2c")])
 def test_overriding_both_and_changing_nothing_learns_the_same_bits(name, truncate):
     make, cls = AGENTS[name]
     plain, old = make(cls), make(passing(cls))
@@ -721,16 +721,6 @@ def test_a_table_learns_the_two_state_mdp_in_two_fits():
     assert len(returns) == 3
     for key, value in table.items():
         np.testing.assert_array_equal(agent.table[key], value)
-
-
-def test_a_table_walks_the_frozen_lake():
-    agent = TabularQ(4)
-    agent.compile("adam", metrics=["mae"])
-    env = gym.make("FrozenLake-v1", is_slippery=False)
-    agent.fit(env, nb_steps=8000, seed=0, **QUIET)
-    history = agent.test(env, nb_episodes=2, nb_max_start_steps=0, **QUIET).history
-    assert history["episode_reward"] == [1.0, 1.0]
-    assert history["nb_steps"] == [6, 6]
 
 
 def test_two_agents_take_turns_on_one_env():
