@@ -276,15 +276,47 @@ def deterministic_actor_critic(
         ValueError: For an action space that is no `Box`, and as `actor_critic`.
         TypeError: If `env` is no environment.
     """
+    linear, critic, action = _actor_and_action_critic(env, 1, hidden, activation, "deterministic_actor_critic")
+    actor = keras.Model(linear.input, layers.Activation("tanh", dtype="float32")(linear.output), name="actor")
+    return actor, critic, action
+
+
+def stochastic_actor_critic(
+    env: Any, hidden: Sequence[int] = (256, 256), activation: Any = "relu"
+) -> tuple[keras.Model, keras.Model, Any]:
+    """Makes the networks of a `SquashedGaussian` policy and of its action values, for an environment.
+
+    As `deterministic_actor_critic`, but the actor's outputs are means and log standard deviations before tanh, both
+    near 0 to begin with: `SACAgent(nb_actions, *stochastic_actor_critic(env), memory)`.
+
+    Args:
+        env: As in `actor_critic`; its action space is a `Box`.
+        hidden: Units of each hidden layer between the (concatenated) parts and the heads.
+        activation: Of those layers, as Keras takes it.
+
+    Returns:
+        `(actor, critic, action_input)`: networks with outputs `(B, 2 A)` and `(B, 1)`, and that input of the critic,
+        the first one, that takes the action.
+
+    Raises:
+        ValueError: For an action space that is no `Box`, and as `actor_critic`.
+        TypeError: If `env` is no environment.
+    """
+    return _actor_and_action_critic(env, 2, hidden, activation, "stochastic_actor_critic")
+
+
+def _actor_and_action_critic(
+    env: Any, outputs_per_action: int, hidden: Sequence[int], activation: Any, name: str
+) -> tuple[keras.Model, keras.Model, Any]:
     lanes = as_lanes(env)
     if not isinstance(lanes.action_space, spaces.Box):
         raise ValueError(
-            "deterministic_actor_critic makes an actor of continuous actions, a Box, the env's action space is "
-            f"{lanes.action_space}. Fix: actor_critic for any other space"
+            f"{name} makes an actor of continuous actions, a Box, the env's action space is {lanes.action_space}. "
+            "Fix: actor_critic for any other space"
         )
     nb_actions = math.prod(lanes.action_space.shape)
-    linear = _network(*_inputs_and_features(lanes.observation_space), hidden, activation, [(nb_actions, 0.01)], None)
-    actor = keras.Model(linear.input, layers.Activation("tanh", dtype="float32")(linear.output), name="actor")
+    head = (outputs_per_action * nb_actions, 0.01)
+    actor = _network(*_inputs_and_features(lanes.observation_space), hidden, activation, [head], "actor")
     inputs, features = _inputs_and_features(lanes.observation_space)
     action = keras.Input((nb_actions,))  # without a name, which a part of the observation may have
     critic = _network([action, *inputs], [action, *features], hidden, activation, [(1, 1.0)], "critic")

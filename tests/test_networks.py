@@ -19,6 +19,7 @@ from rl.networks import (
     has_convolutions,
     mlp,
     nature_cnn,
+    stochastic_actor_critic,
 )
 from rl.util import clone_model
 
@@ -621,6 +622,19 @@ def test_a_deterministic_actor_and_its_critic_fit_the_env(shape):
         assert acts.shape == (1, nb_actions) and np.abs(acts).max() < 0.2  # near the middle to begin with
         assert critic(feed(critic, states, {0: acts})).shape == (1, 1)
         assert not {id(v) for v in actor.variables} & {id(v) for v in critic.variables}
+
+
+def test_a_stochastic_actor_says_means_and_log_stds_and_its_critic_fits_the_env():
+    space = spaces.Dict(goal=spaces.Box(-1, 1, (2,)), vector=spaces.Box(-1, 1, (3,)))
+    env = Pushed(space, spaces.Box(-2, 2, (3,)))
+    actor, critic, action = stochastic_actor_critic(env, hidden=(8,))
+    states = tree_map(lambda x: np.asarray(x)[None, None], space.sample())
+    outputs = np.asarray(actor(feed(actor, states)))
+    assert outputs.shape == (1, 6) and np.abs(outputs).max() < 0.2
+    assert critic.inputs[0] is action and action.shape == (None, 3)
+    assert critic(feed(critic, states, {0: outputs[:, :3]})).shape == (1, 1)
+    with pytest.raises(ValueError, match=r"stochastic_actor_critic makes.*Discrete\(2\).*actor_critic for any other"):
+        stochastic_actor_critic(gymnasium.make("CartPole-v1"))
 
 
 def test_a_deterministic_actor_of_discrete_actions_is_refused():
