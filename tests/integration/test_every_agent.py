@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from keras import layers
 
-from rl.agents import A2CAgent, CEMAgent, DDPGAgent, DQNAgent, NAFAgent, PPOAgent, SARSAAgent
+from rl.agents import A2CAgent, CEMAgent, DDPGAgent, DQNAgent, NAFAgent, PPOAgent, SARSAAgent, TD3Agent
 from rl.common.vec_env import DummyVecEnv, SubprocVecEnv
 from rl.memory import EpisodeParameterMemory, SequentialMemory
 from rl.policy import EpsGreedyQPolicy
@@ -29,14 +29,9 @@ DISCRETE, BOX = gym.spaces.Discrete(3), gym.spaces.Box(-1, 1, (2,), np.float32)
 QUIET = {"verbose": 0, "visualize": False}
 
 
-def dense(units, seed=0, activation=None):
-    """A layer whose weights are those of its seed."""
-    return layers.Dense(units, activation, kernel_initializer=keras.initializers.GlorotNormal(10 * seed + units))
-
-
-def net(nb_outputs, activation=None, seed=0):
+def net(nb_outputs, activation=None):
     """A network of four units."""
-    stack = [layers.Input((1, 3)), layers.Flatten(), dense(4, seed + 1000, "tanh"), dense(nb_outputs, seed, activation)]
+    stack = [layers.Input((1, 3)), layers.Flatten(), layers.Dense(4, "tanh"), layers.Dense(nb_outputs, activation)]
     return keras.Sequential(stack)
 
 
@@ -53,41 +48,45 @@ def noise():
     return OrnsteinUhlenbeckProcess(theta=0.15, sigma=0.2, dt=1.0, size=2)
 
 
-def dqn(seed):
-    return DQNAgent(net(3, seed=seed), nb_actions=3, **replay())
+def dqn():
+    return DQNAgent(net(3), nb_actions=3, **replay())
 
 
-def sarsa(seed):
-    return SARSAAgent(net(3, seed=seed), nb_actions=3, policy=EpsGreedyQPolicy(0.3), nb_steps_warmup=0)
+def sarsa():
+    return SARSAAgent(net(3), nb_actions=3, policy=EpsGreedyQPolicy(0.3), nb_steps_warmup=0)
 
 
-def cem(seed):
+def cem():
     options = {"train_interval": 5, "batch_size": 5, "elite_frac": 0.4, "nb_steps_warmup": 0}
-    return CEMAgent(net(3, seed=seed), nb_actions=3, memory=EpisodeParameterMemory(20), **options)
+    return CEMAgent(net(3), nb_actions=3, memory=EpisodeParameterMemory(20), **options)
 
 
-def ppo(seed):
-    return PPOAgent(net(3, seed=seed), net(1, seed=seed), DISCRETE, nb_rollout_steps=8, batch_size=8, nb_epochs=2)
+def ppo():
+    return PPOAgent(net(3), net(1), DISCRETE, nb_rollout_steps=8, batch_size=8, nb_epochs=2)
 
 
-def a2c(seed):
-    return A2CAgent(net(2, seed=seed), net(1, seed=seed), BOX, nb_rollout_steps=7, normalize_observation=True)
+def a2c():
+    return A2CAgent(net(2), net(1), BOX, nb_rollout_steps=7, normalize_observation=True)
 
 
-def naf(seed):
-    return NAFAgent(*[net(n, seed=seed) for n in (1, 3)], net(2, "tanh", seed), noise(), nb_actions=2, **replay())
+def naf():
+    return NAFAgent(*[net(n) for n in (1, 3)], net(2, "tanh"), noise(), nb_actions=2, **replay())
 
 
-def ddpg(seed):
+def ddpg(kind=DDPGAgent):
     observation, action = layers.Input((1, 3)), layers.Input((2,))
-    first = layers.Concatenate()([action, layers.Flatten()(observation)])
-    critic = keras.Model([action, observation], dense(1, seed)(dense(4, seed, "tanh")(first)))
+    x = layers.Dense(4, "tanh")(layers.Concatenate()([action, layers.Flatten()(observation)]))
+    critic = keras.Model([action, observation], layers.Dense(1)(x))
     options = replay() | {"nb_steps_warmup_critic": 10, "nb_steps_warmup_actor": 10, "random_process": noise()}
     del options["nb_steps_warmup"]
-    return DDPGAgent(2, net(2, "tanh", seed), critic, action, **options)
+    return kind(2, net(2, "tanh"), critic, action, **options)
 
 
-AGENTS = {  # name: (seed of its weights -> agent, what it chooses from)
+def td3():
+    return ddpg(TD3Agent)
+
+
+AGENTS = {  # name: (what makes it, what it chooses from)
     "dqn": (dqn, DISCRETE),
     "sarsa": (sarsa, DISCRETE),
     "cem": (cem, DISCRETE),
@@ -95,12 +94,19 @@ AGENTS = {  # name: (seed of its weights -> agent, what it chooses from)
     "a2c": (a2c, BOX),
     "naf": (naf, BOX),
     "ddpg": (ddpg, BOX),
+    "td3": (td3, BOX),
 }
 each = pytest.mark.parametrize("name", AGENTS)
 
 
+def build(name, seed=0):
+    """An agent with the weights of a seed, not compiled."""
+    keras.utils.set_random_seed(seed)
+    return AGENTS[name][0]()
+
+
 def make_agent(name, seed=0):
-    agent = AGENTS[name][0](seed)
+    agent = build(name, seed)
     agent.compile(jit_compile=False)
     return agent
 
@@ -160,7 +166,7 @@ def assert_learnt(agent, name):
     assert agent.run_state.nb_updates > 0
     moved = [
         not np.array_equal(a, b) and np.isfinite(a).all()
-        for a, b in zip(agent.get_weights(), AGENTS[name][0](0).get_weights(), strict=True)
+        for a, b in zip(agent.get_weights(), build(name).get_weights(), strict=True)
     ]
     assert all(moved), moved
 
@@ -216,11 +222,11 @@ def test_half_precision(name):
 DEVICES = """
 import sys, warnings
 import keras, numpy as np
-from tests.integration.test_every_agent import AGENTS, make_env, slots
+from tests.integration.test_every_agent import AGENTS, build, make_env, slots
 
-for name, (make, _) in AGENTS.items():
+for name in AGENTS:
     with keras.device("cpu:1"):
-        agent = make(0)
+        agent = build(name)
     agent.compile(jit_compile=False)  # outside of the scope
     variables = [*agent.variables, *slots(agent)]
     assert place(variables) == {"CPU:1"}, name
