@@ -40,6 +40,11 @@ ARGUMENTS = {
     "custom_agent.py": ["--nb-steps", "300", "--num-env", "3", "--nb-test-episodes", "2"],
     "ddpg_pendulum.py": ["--nb-steps", "1020", "--nb-test-episodes", "1", "--save-weights", "p.weights.h5"],
     "td3_pendulum.py": ["--nb-steps", "1020", "--num-env", "3", "--nb-test-episodes", "2"],
+    "sac_pendulum.py": ["--nb-steps", "1020", "--num-env", "3", "--nb-test-episodes", "2"],
+    "sac_halfcheetah.py": [
+        *("--nb-steps", "30", "--nb-steps-warmup", "20", "--num-env", "2"),
+        *("--nb-test-episodes", "1", "--nb-max-test-steps", "20"),
+    ],
     "naf_pendulum.py": ["--nb-steps", "1020", "--nb-test-episodes", "1", "--save-weights", "n.weights.h5"],
     "ddpg_mujoco.py": [
         *("--nb-steps", "30", "--nb-steps-warmup", "20", "--num-env", "2"),
@@ -52,6 +57,7 @@ NEEDS = {
     "ppo_atari.py": ["ale_py", "cv2"],
     "ppo_lunarlander.py": ["Box2D"],
     "ddpg_mujoco.py": ["mujoco"],
+    "sac_halfcheetah.py": ["mujoco"],
 }
 
 
@@ -106,7 +112,7 @@ def test_example(name, started):
     folder, future = started[name]
     output = future.result()
     assert "Episode 1: reward:" in output  # the last thing each of them does is to test
-    if name.startswith(("ppo", "a2c", "sarsa", "custom", "ddpg", "td3", "naf")):
+    if name.startswith(("ppo", "a2c", "sarsa", "custom", "ddpg", "td3", "sac", "naf")):
         header, row = re.search(r"^( +steps .*)\n(.*)$", output, re.M).groups()
         metrics = dict(zip(header.split(), row.split(), strict=True))
         assert np.isfinite(float(metrics["loss"]))  # "--" where nothing was learnt

@@ -3,9 +3,9 @@
     python tests/integration/test_continuous_pendulum.py               # all agents, seeds 1 to 3
     python tests/integration/test_continuous_pendulum.py ddpg 1 2 3    # one of them
 
-DDPG's and TD3's hyper-parameters are those of rl-baselines3-zoo, but for networks of 64-64 units and 1,000 uniform
-steps; NAF's are those of `examples/naf_pendulum.py`. The score of a seed is the mean return of the greedy policy over
-100 episodes on seeds of their own, with the last weights.
+DDPG's, TD3's and SAC's hyper-parameters are those of rl-baselines3-zoo, but for networks of 64-64 units and 1,000
+uniform steps; NAF's are those of `examples/naf_pendulum.py`. The score of a seed is the mean return of the greedy policy
+over 100 episodes on seeds of their own, with the last weights.
 """
 
 import sys
@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from keras import layers
 
-from rl.agents import DDPGAgent, NAFAgent, TD3Agent
+from rl.agents import DDPGAgent, NAFAgent, SACAgent, TD3Agent
 from rl.common.vec_env import DummyVecEnv
 from rl.core import Processor
 from rl.memory import SequentialMemory
@@ -99,7 +99,19 @@ def td3():
     return agent
 
 
-TASKS = {"ddpg": Task(20_000, ddpg, -200), "td3": Task(20_000, td3, -200), "naf": Task(40_000, naf, -250)}
+def sac():
+    observation = keras.Input((1, 3))
+    x = layers.Flatten()(observation)
+    for _ in range(2):
+        x = layers.Dense(64, "relu")(x)
+    actor = keras.Model(observation, layers.Dense(2)(x))
+    agent = SACAgent(1, actor, *actor_and_critic()[1:], SequentialMemory(20_000))
+    agent.compile(keras.optimizers.Adam(1e-3))
+    return agent
+
+
+TASKS = {"ddpg": Task(20_000, ddpg, -200), "td3": Task(20_000, td3, -200), "sac": Task(20_000, sac, -200)}
+TASKS["naf"] = Task(40_000, naf, -250)
 
 
 def score(name, seed):
