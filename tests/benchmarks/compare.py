@@ -41,7 +41,9 @@ class Compared(NamedTuple):
 
 
 def work(work, lanes, steps, **given):
-    warmup = {"dqn": 3000, "ppo": 12_000, "atari": 200, "step": 3000}[work]  # env steps before the clock starts
+    warmup = {"dqn": 3000, "ppo": 12_000, "sac": 2000, "atari": 200, "step": 3000}[
+        work
+    ]  # env steps before the clock starts
     return {"library": "rl", "work": work, "lanes": lanes, "steps": steps, "warmup": warmup} | given
 
 
@@ -51,6 +53,7 @@ def by(library, spec):
 
 DQN1, DQN8, FUSED = work("dqn", 1, 6000), work("dqn", 8, 16_000), work("dqn", 1, 6000, fused=32)
 PPO8, PPO64, DUMMY64 = work("ppo", 8, 40_000), work("ppo", 64, 320_000), work("step", 64, 320_000)
+SAC256, SAC64 = work("sac", 1, 4000), work("sac", 1, 6000, units=64)
 PONG, STEP = work("atari", 1, 400), work("step", 32, 64_000)
 COMPARED = [
     Compared("dqn", DQN8, by("sb3", DQN8), (8, 11)),
@@ -66,6 +69,10 @@ COMPARED = [
     Compared("ppo", PPO64, DUMMY64, (0.55, 0.7)),
     Compared("ppo", PPO64 | {"envs": "native"}, by("sb3", PPO8)),
     Compared("ppo", work("ppo", 256, 800_000, envs="native"), by("sb3", PPO8), (12, 20)),
+    Compared("sac", SAC256, by("sb3", SAC256), (1.5, 2)),
+    Compared("sac", SAC256, by("sbx", SAC256), (None, 1)),
+    Compared("sac", SAC64, by("sb3", SAC64), (4, 4)),
+    Compared("sac", SAC64, by("sbx", SAC64)),
     Compared("step", STEP, by("sb3", STEP)),
     Compared("step", STEP | {"envs": "subproc"}, by("sb3", STEP | {"envs": "subproc"})),
     Compared("step", STEP | {"envs": "native"}, by("envpool", STEP)),
@@ -73,12 +80,16 @@ COMPARED = [
 ]
 GROWTH = [work("dqn", 2**i, 6000 if i < 3 else 16_000) for i in range(9)]
 GROWTH += [work("ppo", 2**i, max(20_000, 4 * 128 * 2**i)) for i in range(9)]
-GROUPS = ["dqn", "ppo", "step", "growth", "atari"]
+GROUPS = ["dqn", "ppo", "sac", "step", "growth", "atari"]
 
 
 def named(spec):
     """What stands in tables for a measurement: `rl jax: dqn, 8 lanes`."""
-    extra = [f"{spec[key]} {unit}" for key, unit in (("envs", "envs"), ("fused", "steps per execution")) if key in spec]
+    extra = [
+        f"{spec[key]} {unit}"
+        for key, unit in (("envs", "envs"), ("fused", "steps per execution"), ("units", "units"))
+        if key in spec
+    ]
     parts = [spec["work"], f"{spec['lanes']} lane{'s' * (spec['lanes'] > 1)}", *extra]
     return f"{spec['library']}{' ' * ('backend' in spec)}{spec.get('backend', '')}: {', '.join(parts)}"
 

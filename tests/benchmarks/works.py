@@ -2,9 +2,11 @@
 
     KERAS_BACKEND=jax python tests/benchmarks/works.py '{"library": "rl", "work": "dqn", "lanes": 8, "steps": 8000}'
 
-All on CartPole-v1 with Adam, networks 64-64 and one thread: `dqn` takes one gradient step of batch 32 per env step and
-copies the target every 500; `ppo` takes 128 steps per lane, then 4 epochs of batches of 256; `atari` is DQN on Pong
-with the network of the Nature paper, a gradient step every 4 env steps; `step` takes random actions and learns nothing.
+With Adam, one thread, and CartPole-v1 with networks 64-64 unless told otherwise: `dqn` takes one gradient step of batch
+32 per env step and copies the target every 500; `ppo` takes 128 steps per lane, then 4 epochs of batches of 256;
+`atari` is DQN on Pong with the network of the Nature paper, a gradient step every 4 env steps; `sac` takes one gradient
+step of batch 256 per env step of Pendulum-v1, networks of `units`-`units`; `step` takes random actions and learns
+nothing.
 The last line printed says how fast, and what was done: parameters, gradient steps per env step, CPU time per second
 (above 1 more than one thread was at work), and the mean return of the last 20 training episodes.
 """
@@ -18,9 +20,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 DEFAULTS = {"library": "rl", "work": "dqn", "lanes": 1, "steps": 4000, "warmup": 3000}
-DEFAULTS |= {"seed": 0, "envs": "dummy", "fused": 1, "profile": False}
+DEFAULTS |= {"seed": 0, "envs": "dummy", "fused": 1, "profile": False, "units": 256}
 DQN = {"learning_rate": 1e-3, "limit": 50_000, "train_interval": 1, "target": 500, "begin": 1000}
 ATARI = {"learning_rate": 1e-4, "limit": 5000, "train_interval": 4, "target": 1000, "begin": 100}
+SAC = {"learning_rate": 1e-3, "limit": 50_000, "batch_size": 256}
 
 
 class Stopwatch:
@@ -49,9 +52,9 @@ def ours(spec):
     backend.set_threads(1)
     import keras
 
-    from rl.agents import DQNAgent, PPOAgent
+    from rl.agents import DQNAgent, PPOAgent, SACAgent
     from rl.memory import SequentialMemory
-    from rl.networks import actor_critic
+    from rl.networks import actor_critic, stochastic_actor_critic
     from rl.policy import EpsGreedyQPolicy, LinearAnnealedPolicy
 
     keras.utils.set_random_seed(spec.seed)
@@ -59,6 +62,12 @@ def ours(spec):
     if spec.work == "ppo":
         agent = PPOAgent(*actor_critic(env), env.action_space, nb_rollout_steps=128, nb_epochs=4, batch_size=256)
         agent.compile(keras.optimizers.Adam(3e-4, epsilon=1e-5))
+    elif spec.work == "sac":
+        networks, begin = stochastic_actor_critic(env, (spec.units, spec.units)), min(1000, spec.warmup // 2)
+        options = {"batch_size": SAC["batch_size"], "nb_steps_warmup": begin}
+        agent = SACAgent(1, *networks, SequentialMemory(SAC["limit"]), **options)
+        adam = keras.optimizers.Adam(SAC["learning_rate"], epsilon=1e-8)
+        agent.compile(adam, steps_per_execution=spec.fused)
     else:
         given, is_atari, nb_actions = (ATARI, True, 6) if spec.work == "atari" else (DQN, False, 2)
         torch_start = keras.initializers.VarianceScaling(1 / 3, "fan_in", "uniform")
@@ -99,7 +108,7 @@ def our_envs(spec):
     from rl.common.vec_env import DummyVecEnv, SubprocVecEnv
 
     def make():
-        return gymnasium.make("CartPole-v1")
+        return gymnasium.make("Pendulum-v1" if spec.work == "sac" else "CartPole-v1")
 
     if spec.work == "atari":
         return example("dqn_atari").make_env("ALE/Pong-v5", training=True)
@@ -169,6 +178,19 @@ def peer(spec):
     env, common = peer_envs(spec), {"seed": spec.seed, "device": "cpu"}
     if spec.work == "ppo":
         model = library.PPO("MlpPolicy", env, n_steps=128, batch_size=256, n_epochs=4, **common)
+    elif spec.work == "sac":
+        model = library.SAC(
+            "MlpPolicy",
+            env,
+            learning_rate=SAC["learning_rate"],
+            buffer_size=SAC["limit"],
+            learning_starts=min(1000, spec.warmup // 2),
+            batch_size=SAC["batch_size"],
+            train_freq=1,
+            gradient_steps=spec.lanes,
+            policy_kwargs={"net_arch": [spec.units, spec.units]},
+            **common,
+        )
     else:
         given, is_atari = (ATARI, True) if spec.work == "atari" else (DQN, False)
         model = library.DQN(
@@ -204,7 +226,7 @@ def peer_envs(spec):
         return gym.wrappers.FrameStackObservation(gym.wrappers.ClipReward(env, -1.0, 1.0), 4)
 
     kind = {"dummy": DummyVecEnv, "subproc": SubprocVecEnv}[spec.envs]
-    env = make_pong if spec.work == "atari" else "CartPole-v1"
+    env = {"atari": make_pong, "sac": "Pendulum-v1"}.get(spec.work, "CartPole-v1")
     return make_vec_env(env, n_envs=spec.lanes, seed=spec.seed, vec_env_cls=kind)
 
 
@@ -215,10 +237,13 @@ def work_done(model):
         network = getattr(policy, "q_net", policy)
         state = next(iter(policy.optimizer.state.values()), {"step": 0})
         return int(state["step"]), sum(p.numel() for p in network.parameters())
+    if hasattr(policy, "critic"):  # SAC of sb3; one more is the temperature, here and below
+        return model._n_updates, 1 + sum(p.numel() for x in (policy.actor, policy.critic) for p in x.parameters())
     import jax
 
     states = [getattr(policy, name) for name in ("qf_state", "actor_state", "vf_state") if hasattr(policy, name)]
-    return int(states[0].step), sum(p.size for s in states for p in jax.tree.leaves(s.params))
+    parameters = sum(p.size for s in states for p in jax.tree.leaves(s.params))
+    return int(states[0].step), parameters + hasattr(model, "ent_coef_state")
 
 
 def stepping(spec):
