@@ -19,8 +19,15 @@ def take(values: Any, index: Any) -> Any:
     Returns:
         ``(B,)``: ``values[b, index[b]]``.
     """
-    index = ops.cast(index, "int32")
-    return ops.squeeze(ops.take_along_axis(values, ops.expand_dims(index, -1), axis=-1), axis=-1)
+    chosen = ops.expand_dims(ops.cast(index, "int32"), -1) == ops.arange(values.shape[-1], dtype="int32")
+    # Not a gather, whose gradient is a scatter, one row after the other.
+    return ops.sum(ops.where(chosen, values, ops.zeros_like(values)), axis=-1)
+
+
+def entry(values: Any, index: Any) -> Any:
+    """The entry of a tensor `(k, ...)` at an integer tensor from 0 to k - 1, `(...)`: a slice, no gather."""
+    rest = values.shape[1:]
+    return ops.reshape(ops.slice(values, [index, *[0] * len(rest)], [1, *rest]), rest)
 
 
 def huber(error: Any, delta: float) -> Any:

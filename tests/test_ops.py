@@ -6,7 +6,7 @@ import pytest
 from keras import ops
 
 from rl import backend
-from rl.ops import explained_variance, gae, huber, polyak, standardize, take, weighted_mean, weights_of
+from rl.ops import entry, explained_variance, gae, huber, polyak, standardize, take, weighted_mean, weights_of
 from tests.backends import value_and_gradient
 from tests.policy_gradient_twin import naive_gae
 
@@ -262,3 +262,17 @@ def test_explained_variance_of_a_target_that_is_constant_but_for_rounding_is_not
     target = (np.float32(1.0) - value) + value  # what a reward of 1 in every one-step episode makes
     assert len(set(target.tolist())) > 1
     assert np.isnan(float(explained_variance(target, value, np.ones(64, "float32"))))
+
+
+def test_take_is_not_disturbed_by_what_it_does_not_pick():
+    values = np.array([[1.0, -np.inf, 3.0], [4.0, 5.0, np.nan]], "f4")
+    assert ops.convert_to_numpy(take(values, np.array([2, 1]))).tolist() == [3.0, 5.0]
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 2), (3, 2, 1, 4)])
+def test_entry_is_the_one_at_an_index(shape):
+    values = np.arange(np.prod(shape)).reshape(shape).astype("uint8")
+    for i in range(3):
+        got = ops.convert_to_numpy(entry(ops.convert_to_tensor(values), ops.convert_to_tensor(i)))
+        assert got.dtype == np.uint8
+        np.testing.assert_array_equal(got, values[i])

@@ -7,14 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from keras import ops
 
 from rl.agents.gradient import GradientAgent
 from rl.common.misc_util import tree_leaves, tree_map
 from rl.frames import RecentFrames
 from rl.memory import Batch
 from rl.networks import check_fit
-from rl.ops import polyak, weights_of
+from rl.ops import entry, polyak, weights_of
 from rl.util import require
 
 
@@ -270,7 +269,7 @@ class ReplayAgent(GradientAgent):
         """
 
         def batch_at(i: Any) -> Batch:
-            return self.memory.resolve(Batch._make([*tree_map(lambda x: ops.take(x, i, axis=0), fields), None]))
+            return self.memory.resolve(Batch._make([*tree_map(lambda x: entry(x, i), fields), None]))
 
         metrics, _ = self.gradient_steps(n, tree_leaves(fields)[0].shape[0], batch_at)
         return metrics, self.call(next_states)

@@ -13,7 +13,7 @@ from rl.agents.gradient import GradientAgent, states_of
 from rl.agents.q_values import QValues
 from rl.common.misc_util import tree_leaves, tree_map
 from rl.networks import check_fit, check_output
-from rl.ops import huber, take
+from rl.ops import entry, huber, take
 from rl.util import require
 
 
@@ -210,7 +210,7 @@ class SARSAAgent(QValues, GradientAgent):
         """Compiled: n gradient steps on batches with a leading axis k."""
 
         def batch_at(i: Any) -> Pair:
-            return Pair._make(tree_map(lambda x: ops.take(x, i, axis=0), fields))
+            return Pair._make(tree_map(lambda x: entry(x, i), fields))
 
         return self.gradient_steps(n, tree_leaves(fields)[0].shape[0], batch_at)
 
