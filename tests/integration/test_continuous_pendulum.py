@@ -3,9 +3,9 @@
     python tests/integration/test_continuous_pendulum.py               # all agents, seeds 1 to 3
     python tests/integration/test_continuous_pendulum.py ddpg 1 2 3    # one of them
 
-DDPG's, TD3's and SAC's hyper-parameters are those of rl-baselines3-zoo, but for networks of 64-64 units and 1,000
-uniform steps; NAF's are those of `examples/naf_pendulum.py`. The score of a seed is the mean return of the greedy policy
-over 100 episodes on seeds of their own, with the last weights.
+DDPG's, TD3's and SAC's hyper-parameters are those of rl-baselines3-zoo, but for networks of 64-64 units and
+1,000 uniform steps; NAF's are those of `examples/naf_pendulum.py`. The score of a seed is the mean return of the
+greedy policy over 100 episodes on seeds of their own, with the last weights.
 """
 
 import sys
