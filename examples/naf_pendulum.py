@@ -19,7 +19,7 @@ from rl.random import OrnsteinUhlenbeckProcess
 
 
 class PendulumProcessor(Processor):
-    """Learns from a tenth of the reward, which lies between -16 and 0: values of some hundreds are hard to fit."""
+    """Learns from a tenth of the reward, which lies between -16 and 0, so that the values are of moderate size."""
 
     def process_reward(self, reward: float) -> float:
         return reward / 10
