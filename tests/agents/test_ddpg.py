@@ -430,7 +430,8 @@ def test_several_observations_are_routed_around_the_action(kind, place):
     action = keras.Input((2,), name="action")
 
     def joined(inputs):
-        return layers.Concatenate()([layers.Flatten()(ops.cast(x, "float32")) for x in inputs])
+        # Small numbers: tanh would be flat at pixels, and the actor without a gradient.
+        return layers.Concatenate()([layers.Flatten()(ops.cast(x, "float32") / 1000) for x in inputs])
 
     actor = keras.Model([picture, vector], layers.Dense(2, "tanh")(joined([picture, vector])))
     inputs = [vector, picture] if kind == "dict" else [picture, vector]  # by name, or by position
