@@ -1,6 +1,6 @@
 """Small envs with known answers, shared by the tests. Classes at module level, so that worker processes find them.
 
-They are here and not beside their tests: a worker imports the module that its env comes from, and with most tests Keras.
+They are here and not beside their tests: a worker imports the module of its env, and with most tests that means Keras.
 """
 
 import os
