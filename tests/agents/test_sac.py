@@ -209,12 +209,13 @@ class CurvedBandit(Bandit):
         return np.ones(1, np.float32), -12.5 * float(action[0] ** 2), True, False, {}
 
 
-def start(actor, critics, rate=0.02, nb_updates=2500, nb_actions=1, **options):
+def start(actor, critics, rate=0.02, nb_updates=2500, nb_actions=1, rates=(1, 1, 1), **options):
     """An agent whose learning rates fall to a hundredth, so that Adam comes to rest."""
     options = {"nb_steps_warmup": 200, "batch_size": 64} | options
     agent = SACAgent(nb_actions, actor, critics, 1, SequentialMemory(20_000), **options)
-    schedule = keras.optimizers.schedules.PolynomialDecay(rate, nb_updates, rate / 100)
-    agent.compile(keras.optimizers.Adam(schedule), jit_compile=False, steps_per_execution=50)
+    decays = [keras.optimizers.schedules.PolynomialDecay(rate * x, nb_updates, rate * x / 100) for x in rates]
+    adams = [keras.optimizers.Adam(x) for x in decays[: len(agent.learners())]]
+    agent.compile(adams, jit_compile=False, steps_per_execution=50)
     return agent
 
 
@@ -238,13 +239,15 @@ def entropy(agent, nb_rows=20_000):
     return float(-ops.mean(agent.drawn(ops.ones((nb_rows, 1, 1)))[1]))
 
 
-NOT_ALWAYS = pytest.mark.xfail(strict=False, reason="passed in one run, not in the next: not understood yet")
-
-
-@pytest.mark.parametrize("target_entropy", [-1.0, pytest.param(-2.0, marks=NOT_ALWAYS)])
+@pytest.mark.parametrize("target_entropy", [-1.0, -2.0])
 def test_the_temperature_holds_the_entropy_at_its_target(target_entropy):
-    agent = start(*quadratic(), target_entropy=target_entropy, initial_temperature=0.1, nb_steps_random=2700)
-    agent.fit(CurvedBandit(), nb_steps=2700, verbose=0, seed=1)
+    actor, critics = quadratic()
+    for critic in critics:  # the rewards as they are, so that nothing but actor and temperature moves
+        critic.layers[-1].set_weights([np.float32([[0], [0], [-12.5], [0], [0]]), np.zeros(1)])
+    # The temperature slower than the actor: it falls as long as the entropy is too high, and has to come back then.
+    options = {"target_entropy": target_entropy, "initial_temperature": 0.1, "rates": (1, 0, 0.2), "nb_updates": 5000}
+    agent = start(actor, critics, **options)
+    agent.fit(CurvedBandit(), nb_steps=5200, verbose=0, seed=1)
     variance = math.exp(2 * target_entropy) / (2 * math.pi * math.e)  # of a normal distribution with that entropy
     assert entropy(agent) == pytest.approx(target_entropy, abs=0.05)
     assert agent.temperature == pytest.approx(25 * variance, rel=0.1)
