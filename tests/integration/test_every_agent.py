@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from keras import layers
 
-from rl.agents import A2CAgent, CEMAgent, DDPGAgent, DQNAgent, NAFAgent, PPOAgent, SARSAAgent, TD3Agent
+from rl.agents import A2CAgent, CEMAgent, DDPGAgent, DQNAgent, NAFAgent, PPOAgent, SACAgent, SARSAAgent, TD3Agent
 from rl.common.vec_env import DummyVecEnv, SubprocVecEnv
 from rl.memory import EpisodeParameterMemory, SequentialMemory
 from rl.policy import EpsGreedyQPolicy
@@ -73,17 +73,24 @@ def naf():
     return NAFAgent(*[net(n) for n in (1, 3)], net(2, "tanh"), noise(), nb_actions=2, **replay())
 
 
-def ddpg(kind=DDPGAgent):
+def critic_and_action():
     observation, action = layers.Input((1, 3)), layers.Input((2,))
     x = layers.Dense(4, "tanh")(layers.Concatenate()([action, layers.Flatten()(observation)]))
-    critic = keras.Model([action, observation], layers.Dense(1)(x))
+    return keras.Model([action, observation], layers.Dense(1)(x)), action
+
+
+def ddpg(kind=DDPGAgent):
     options = replay() | {"nb_steps_warmup_critic": 10, "nb_steps_warmup_actor": 10, "random_process": noise()}
     del options["nb_steps_warmup"]
-    return kind(2, net(2, "tanh"), critic, action, **options)
+    return kind(2, net(2, "tanh"), *critic_and_action(), **options)
 
 
 def td3():
     return ddpg(TD3Agent)
+
+
+def sac():
+    return SACAgent(2, net(4), *critic_and_action(), **replay())
 
 
 AGENTS = {  # name: (what makes it, what it chooses from)
@@ -95,6 +102,7 @@ AGENTS = {  # name: (what makes it, what it chooses from)
     "naf": (naf, BOX),
     "ddpg": (ddpg, BOX),
     "td3": (td3, BOX),
+    "sac": (sac, BOX),
 }
 each = pytest.mark.parametrize("name", AGENTS)
 
