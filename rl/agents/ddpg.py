@@ -10,11 +10,12 @@ from keras import ops
 
 from rl.agents.base import ReplayAgent
 from rl.agents.continuous import ContinuousActions
+from rl.agents.critics import Critics
 from rl.agents.dqn import mean_q
 from rl.agents.gradient import when
 from rl.memory import Batch
-from rl.networks import action_input_index, check_fit, check_output, feed
-from rl.ops import huber, polyak, weights_of
+from rl.networks import action_input_index, check_output, feed
+from rl.ops import polyak, weights_of
 from rl.saving import suffixed
 from rl.util import clone_model
 
@@ -22,7 +23,7 @@ __all__ = ["DDPGAgent", "mean_q"]
 
 
 @keras.saving.register_keras_serializable(package="rl")
-class DDPGAgent(ContinuousActions, ReplayAgent):
+class DDPGAgent(ContinuousActions, Critics, ReplayAgent):
     """Deep deterministic policy gradients on any number of lanes.
 
     With actor mu, critic Q, their targets mu' and Q', and d = 1 where the episode terminated (Lillicrap et al. 2016,
@@ -125,7 +126,7 @@ class DDPGAgent(ContinuousActions, ReplayAgent):
         self.target_actor = clone_model(actor, self.custom_model_objects)
         self.target_critic = clone_model(critic, self.custom_model_objects)
         self.target_actor.trainable = self.target_critic.trainable = False
-        self._clock = self.add_weight(shape=(), initializer="zeros", dtype="int", trainable=False, name="nb_updates")
+        self._start_clock()
 
     @property
     def nb_steps_warmup_critic(self) -> int:
@@ -145,23 +146,11 @@ class DDPGAgent(ContinuousActions, ReplayAgent):
         """See `ReplayAgent.targets`."""
         return [(self.target_actor, self.actor), *[(target, critic) for critic, target in self.critics]]
 
-    def check_states(self, states: Any) -> None:
-        """See `ReplayAgent.check_states`."""
-        owner = type(self).__name__
-        check_fit(self.actor, states, self.nb_actions, f"{owner} (actor)")
-        for critic, _ in self.critics:
-            check_fit(critic, states, 1, f"{owner} (critic)", [self.critic_action_input])
-
     # ---- the equations ------------------------------------------------------------------------------------------
 
     def action_of(self, actor: keras.Model, states: Any, training: bool = False) -> Any:
         """mu(s), `(B, A)` float32, of an actor."""
         return ops.cast(actor(feed(actor, states), training=training), "float32")
-
-    def q_value(self, critic: keras.Model, states: Any, action: Any, training: bool = False) -> Any:
-        """Q(s, a), `(B,)` float32, of a critic, for actions `(B, A)` in the units of the actor's outputs."""
-        fed = feed(critic, states, {self.critic_action_input: action})
-        return ops.squeeze(ops.cast(critic(fed, training=training), "float32"), axis=-1)
 
     def target_action(self, states: Any) -> Any:
         """What the target policy does in the next states, `(B, A)`."""
@@ -173,14 +162,6 @@ class DDPGAgent(ContinuousActions, ReplayAgent):
         q1 = ops.stack([self.q_value(target, batch.state1, action1) for _, target in self.critics])
         return ops.stop_gradient(batch.reward + batch.discount * (1.0 - batch.terminal1) * ops.min(q1, axis=0))
 
-    def loss_fn(self, batch: Batch) -> tuple[Any, Any, Any, dict[str, Any]]:
-        """L_critic, summed over the critics; see `ReplayAgent.loss_fn`."""
-        target = self.td_target(batch)
-        # After the target: Keras keeps the activity regularisers' losses of a network's last call.
-        q0 = [self.q_value(critic, batch.state0, batch.action, training=True) for critic, _ in self.critics]
-        loss = sum(ops.mean(batch.weight * huber(target - q, self.delta_clip)) for q in q0)
-        return loss, target, q0[0], {"mean_q": ops.mean(q0[0])}
-
     def actor_loss_fn(self, batch: Batch) -> tuple[Any, Any, Any, dict[str, Any]]:
         """L_actor, by the first critic; the actor's metrics compare the stored actions with its own."""
         action = self.action_of(self.actor, batch.state0, training=True)
@@ -189,8 +170,7 @@ class DDPGAgent(ContinuousActions, ReplayAgent):
 
     def train_step(self, batch: Batch) -> dict[str, Any]:
         """A step of the critic, and one of the actor and of the targets where it is their turn; compiled."""
-        number = ops.convert_to_tensor(self._clock) + 1
-        self._clock.assign(number)
+        number = self._tick()
         logs = self.gradient_step(batch)
         alone = self.nb_steps_warmup_actor // self.train_interval - self.nb_steps_warmup // self.train_interval
 
@@ -219,11 +199,6 @@ class DDPGAgent(ContinuousActions, ReplayAgent):
     def weights_files(self, path: str) -> dict[str, Any]:
         """`<name>_actor<ending>` and `<name>_critic<ending>`; see `SavedAgent.weights_files`."""
         return {suffixed(path, "_actor"): self.actor, suffixed(path, "_critic"): self.critic}
-
-    def load_own_variables(self, store: Any) -> None:
-        """Goes on counting the gradient steps; see `SavedAgent.load_own_variables`."""
-        super().load_own_variables(store)
-        self._clock.assign(self.run_state.nb_updates)
 
     def get_config(self) -> dict[str, Any]:
         """See `SavedAgent.get_config`."""

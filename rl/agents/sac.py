@@ -11,18 +11,19 @@ from keras import ops
 
 from rl.agents.base import ReplayAgent
 from rl.agents.continuous import ContinuousActions
+from rl.agents.critics import Critics
 from rl.agents.gradient import when
 from rl.agents.td3 import twin_of
 from rl.distributions import SquashedGaussian
 from rl.memory import Batch
-from rl.networks import action_input_index, check_fit, check_output, feed
-from rl.ops import huber, polyak, weights_of
+from rl.networks import action_input_index, check_output
+from rl.ops import polyak, weights_of
 from rl.saving import suffixed
 from rl.util import clone_model, require
 
 
 @keras.saving.register_keras_serializable(package="rl")
-class SACAgent(ContinuousActions, ReplayAgent):
+class SACAgent(ContinuousActions, Critics, ReplayAgent):
     """Soft actor-critic on any number of lanes.
 
     With the policy pi, a `SquashedGaussian` over actions in [-1, 1], the critics Q1 and Q2, their targets Q1' and Q2',
@@ -69,6 +70,7 @@ class SACAgent(ContinuousActions, ReplayAgent):
 
     logged: tuple[str, ...] = ("mean_q", "actor_loss", "entropy", "temperature", "temperature_loss")
     loss_learner = "critic"
+    outputs_per_action = 2
 
     def __init__(
         self,
@@ -116,7 +118,7 @@ class SACAgent(ContinuousActions, ReplayAgent):
         self.log_temperature: Any = _LogTemperature(self.initial_temperature) if learnt else None
         if not learnt:
             self.logged = self.logged[:-1]
-        self._clock = self.add_weight(shape=(), initializer="zeros", dtype="int", trainable=False, name="nb_updates")
+        self._start_clock()
         self._noise_seeds = keras.random.SeedGenerator(int(np.random.randint(2**31)))
 
     @property
@@ -137,13 +139,6 @@ class SACAgent(ContinuousActions, ReplayAgent):
     def targets(self) -> list[tuple[Any, Any]]:
         """See `ReplayAgent.targets`."""
         return [(target, critic) for critic, target in self.critics]
-
-    def check_states(self, states: Any) -> None:
-        """See `ReplayAgent.check_states`."""
-        owner = type(self).__name__
-        check_fit(self.actor, states, 2 * self.nb_actions, f"{owner} (actor)")
-        for critic, _ in self.critics:
-            check_fit(critic, states, 1, f"{owner} (critic)", [self.critic_action_input])
 
     # ---- the policy ---------------------------------------------------------------------------------------------
 
@@ -166,25 +161,12 @@ class SACAgent(ContinuousActions, ReplayAgent):
         noise = keras.random.normal((ops.shape(outputs)[0], self.nb_actions), seed=self._noise_seeds)
         return self.distribution.sample_and_log_prob(outputs, noise)
 
-    def q_value(self, critic: keras.Model, states: Any, action: Any, training: bool = False) -> Any:
-        """Q(s, a), `(B,)` float32, of a critic, for actions `(B, A)` in [-1, 1]."""
-        fed = feed(critic, states, {self.critic_action_input: action})
-        return ops.squeeze(ops.cast(critic(fed, training=training), "float32"), axis=-1)
-
     def td_target(self, batch: Batch) -> Any:
         """y, `(B,)`; `batch.discount` is gamma."""
         action1, log_prob1 = self.drawn(batch.state1)
         q1, q2 = (self.q_value(target, batch.state1, action1) for _, target in self.critics)
         value1 = ops.minimum(q1, q2) - self._alpha() * log_prob1
         return ops.stop_gradient(batch.reward + batch.discount * (1.0 - batch.terminal1) * value1)
-
-    def loss_fn(self, batch: Batch) -> tuple[Any, Any, Any, dict[str, Any]]:
-        """L_critic; see `ReplayAgent.loss_fn`."""
-        target = self.td_target(batch)
-        # After the target: Keras keeps the activity regularisers' losses of a network's last call.
-        q0 = [self.q_value(critic, batch.state0, batch.action, training=True) for critic, _ in self.critics]
-        loss = sum(ops.mean(batch.weight * huber(target - q, self.delta_clip)) for q in q0)
-        return loss, target, q0[0], {"mean_q": ops.mean(q0[0])}
 
     def actor_loss_fn(self, batch: Batch) -> tuple[Any, Any, Any, dict[str, Any]]:
         """L_actor; the actor's metrics compare the stored actions with drawn ones."""
@@ -206,8 +188,7 @@ class SACAgent(ContinuousActions, ReplayAgent):
 
     def train_step(self, batch: Batch) -> dict[str, Any]:
         """A step of the critics and targets, and one of actor and temperature where it is their turn; compiled."""
-        number = ops.convert_to_tensor(self._clock) + 1
-        self._clock.assign(number)
+        number = self._tick()
         logs = self.gradient_step(batch)
         if self.target_model_update < 1:
             polyak(*weights_of(self.targets()), tau=self.target_model_update)
@@ -231,11 +212,6 @@ class SACAgent(ContinuousActions, ReplayAgent):
     def weights_files(self, path: str) -> dict[str, Any]:
         """`<name>_actor<ending>`, `<name>_critic<ending>` and `<name>_critic_2<ending>`."""
         return {suffixed(path, f"_{name}"): getattr(self, name) for name in ("actor", "critic", "critic_2")}
-
-    def load_own_variables(self, store: Any) -> None:
-        """Goes on counting the gradient steps; see `SavedAgent.load_own_variables`."""
-        super().load_own_variables(store)
-        self._clock.assign(self.run_state.nb_updates)
 
     def get_config(self) -> dict[str, Any]:
         """See `SavedAgent.get_config`."""

@@ -270,7 +270,9 @@ def test_a_quadratic_bandit_has_the_maximum_entropy_solution():
 
 @pytest.mark.parametrize(("low", "high"), [(-2, 2), (0, 1)])
 def test_a_bandits_best_action_is_found_within_its_bounds(low, high):
-    agent = start(*quadratic(), target_entropy=None, initial_temperature=1e-3, nb_updates=1500)
+    # Uniform actions throughout: of a policy's own, which soon differ little, a critic learns its curve badly.
+    options = {"target_entropy": None, "initial_temperature": 1e-3, "nb_updates": 1500, "nb_steps_random": 1700}
+    agent = start(*quadratic(), **options)
     agent.fit(Bandit(low, high), nb_steps=1700, verbose=0, seed=1)
     inner = math.tanh(agent.evaluate(ONE)[0, 0])
     assert low + (inner + 1) / 2 * (high - low) == pytest.approx(0.3, abs=0.02)
