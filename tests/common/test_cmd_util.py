@@ -628,7 +628,7 @@ def test_wrap_env_serves_a_single_evaluation_env():
 def test_the_scripts_of_the_documentation_run(tmp_path):
     root = Path(cmd_util.__file__).parents[2]
     scripts = re.findall(r"^```python\n(.*?)^```", (root / "docs/vector_envs.md").read_text("utf-8"), re.M | re.S)
-    assert len(scripts) == 4
+    assert len(scripts) == 5
     for number, script in enumerate(scripts):
         (tmp_path / f"script{number}.py").write_text(script)
         done = subprocess.run(

@@ -183,7 +183,7 @@ def test_what_stands_for_predict_learn_load_and_evaluation(tmp_path):
     best = keras.callbacks.ModelCheckpoint(
         tmp_path / "x.weights.h5", "episode_reward", save_best_only=True, save_weights_only=True
     )
-    agent.fit(env, nb_steps=1e2, callbacks=[Evaluation(), best], verbose=0)
+    agent.fit(env, nb_steps=1e2, nb_max_episode_steps=20, callbacks=[Evaluation(), best], verbose=0)
     assert agent.step == 100 and agent.run_state.nb_updates == 22
     assert returns and (tmp_path / "x.weights.h5").exists()
     agent.save(tmp_path / "x.keras")
