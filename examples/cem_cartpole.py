@@ -45,7 +45,7 @@ def main() -> None:
         elite_frac=0.2,
         nb_steps_warmup=0,
         noise_ampl=0.5,
-        noise_decay_const=2e-4,
+        noise_decay_const=5e-5,
     )
     cem.compile()
     cem.fit(env, nb_steps=args.nb_steps, verbose=1)

@@ -290,7 +290,7 @@ def test_an_env_that_does_not_fit_and_arguments_of_compile():
 def test_cartpole_is_learnt():
     keras.utils.set_random_seed(1)
     agent = CEMAgent(
-        network(4, 2), 2, memory=EpisodeParameterMemory(100), elite_frac=0.2, noise_ampl=0.5, noise_decay_const=2e-4
+        network(4, 2), 2, memory=EpisodeParameterMemory(100), elite_frac=0.2, noise_ampl=0.5, noise_decay_const=5e-5
     )
     agent.compile(jit_compile=False)
     agent.fit(DummyVecEnv([lambda: gym.make("CartPole-v1")] * 8), nb_steps=60_000, seed=1, **QUIET)

@@ -29,7 +29,7 @@ def score(seed, nb_steps=100_000, nb_lanes=8):
         elite_frac=0.2,
         nb_steps_warmup=0,
         noise_ampl=0.5,
-        noise_decay_const=2e-4,
+        noise_decay_const=5e-5,
     )
     agent.compile()
     agent.fit(env, nb_steps=nb_steps, verbose=0, seed=1000 * seed)
