@@ -155,7 +155,11 @@ class CEMAgent(GradientAgent):
             jit_compile: As in `GradientAgent.compile`.
             run_eagerly: The same.
         """
-        super().compile("sgd", None, jit_compile, 1, run_eagerly)  # Keras wants one
+        super().compile(None, None, jit_compile, 1, run_eagerly)
+
+    def learners(self) -> dict[str, list[Any]]:
+        """Nothing: see `GradientAgent.learners`."""
+        return {}
 
     def get_compile_config(self) -> dict[str, Any] | None:
         """See `SavedAgent.get_compile_config`."""

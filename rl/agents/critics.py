@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from rl.memory import Batch
 from rl.networks import check_fit, feed
 from rl.ops import huber
+from rl.saving import suffixed
+from rl.util import clone_model, require
 
 
 class Critics:
@@ -50,6 +53,10 @@ class Critics:
         for critic, _ in self.critics:
             check_fit(critic, states, 1, f"{owner} (critic)", [self.critic_action_input])
 
+    def weights_files(self, path: str) -> dict[str, Any]:
+        """`<name>_actor<ending>` and `<name>_critic<ending>`; see `SavedAgent.weights_files`."""
+        return {suffixed(path, "_actor"): self.actor, suffixed(path, "_critic"): self.critics[0][0]}
+
     def _start_clock(self: Any) -> None:
         self._clock = self.add_weight(shape=(), initializer="zeros", dtype="int", trainable=False, name="nb_updates")
 
@@ -63,3 +70,57 @@ class Critics:
         """Goes on counting the gradient steps; see `SavedAgent.load_own_variables`."""
         super().load_own_variables(store)  # type: ignore[misc]
         self._clock.assign(self.run_state.nb_updates)
+
+
+class TwinCritics(Critics):
+    """Mixin of agents with two critics, `critic` and `critic_2`, and their targets."""
+
+    critic: keras.Model
+    critic_2: keras.Model
+    target_critic: keras.Model
+    target_critic_2: keras.Model
+
+    @property
+    def critics(self) -> list[tuple[keras.Model, keras.Model]]:
+        """The two critics, each with its target."""
+        return [(self.critic, self.target_critic), (self.critic_2, self.target_critic_2)]
+
+    def weights_files(self, path: str) -> dict[str, Any]:
+        """`<name>_actor<ending>`, `<name>_critic<ending>` and `<name>_critic_2<ending>`."""
+        return super().weights_files(path) | {suffixed(path, "_critic_2"): self.critic_2}
+
+    def get_config(self) -> dict[str, Any]:
+        """See `SavedAgent.get_config`."""
+        both = keras.saving.serialize_keras_object([self.critic, self.critic_2])
+        return super().get_config() | {"critic": both}  # type: ignore[misc]
+
+
+def pair_of(critic: Any) -> list[keras.Model]:
+    """The one critic, or the two, that a user gave.
+
+    Raises:
+        ValueError: They are more.
+    """
+    pair = list(critic) if isinstance(critic, (list, tuple)) else [critic]
+    require("critic", critic, len(pair) in (1, 2), "one critic, or a list of two")
+    return pair
+
+
+def twin_of(critic: keras.Model, custom_objects: dict[str, Any], owner: str) -> keras.Model:
+    """A copy of a critic with fresh weights.
+
+    Args:
+        critic: The critic.
+        custom_objects: See `rl.util.clone_model`.
+        owner: The agent's class name, for the message.
+
+    Raises:
+        ValueError: The copy would start where the critic did.
+    """
+    twin = clone_model(critic, custom_objects, fresh=True)
+    if all(np.array_equal(*w) for w in zip(twin.get_weights(), critic.get_weights(), strict=True)):
+        raise ValueError(
+            f"{owner}: the critic's twin would start with the very same weights, since its initializers have seeds or "
+            "are constant. Fix: critic=[critic, another_critic]"
+        )
+    return twin

@@ -16,7 +16,6 @@ from rl.agents.gradient import when
 from rl.memory import Batch
 from rl.networks import action_input_index, check_output, feed
 from rl.ops import polyak, weights_of
-from rl.saving import suffixed
 from rl.util import clone_model
 
 __all__ = ["DDPGAgent", "mean_q"]
@@ -195,10 +194,6 @@ class DDPGAgent(ContinuousActions, Critics, ReplayAgent):
     def update_target_models_hard(self) -> None:
         """Copies the networks' weights into the target networks."""
         self.copy_to_targets()
-
-    def weights_files(self, path: str) -> dict[str, Any]:
-        """`<name>_actor<ending>` and `<name>_critic<ending>`; see `SavedAgent.weights_files`."""
-        return {suffixed(path, "_actor"): self.actor, suffixed(path, "_critic"): self.critic}
 
     def get_config(self) -> dict[str, Any]:
         """See `SavedAgent.get_config`."""

@@ -54,7 +54,8 @@ class GradientAgent(Agent):
     def learners(self) -> dict[str, list[Any]]:
         """What learns with an optimizer of its own, by name: lists of networks. `optimizer` is the first one's.
 
-        The loss of each is logged: that of `loss_learner` as `loss`, others as `<name>_loss`.
+        The loss of each is logged: that of `loss_learner` as `loss`, others as `<name>_loss`. Where nothing learns by
+        gradients there is no optimizer.
         """
         return {"model": [self.model]}
 
@@ -182,7 +183,7 @@ class GradientAgent(Agent):
         require("steps_per_execution", steps_per_execution, whole, "a whole number of at least 1")
         require("jit_compile", jit_compile, jit_compile in (True, False, "auto"), "True, False or 'auto'")
         learners = self.learners()
-        networks = [network for group in learners.values() for network in group]
+        networks = [self.model, *[network for group in learners.values() for network in group]]
         convolutions = any(has_convolutions(network) for network in networks)
         slow_with_xla = jit_compile == "auto" and backend.on_cpu(self.model.variables) and convolutions
         self._jit_compile_given = jit_compile
@@ -199,7 +200,7 @@ class GradientAgent(Agent):
             scaled = keras.optimizers.LossScaleOptimizer
             if isinstance(self.optimizer, scaled):
                 more = [x if isinstance(x, scaled) else scaled(x) for x in more]
-            for name, x in zip(learners, [self.optimizer, *more], strict=True):
+            for name, x in zip(learners, [self.optimizer, *more], strict=bool(learners)):
                 x.build([v for network in learners[name] for v in network.trainable_variables])
                 if more:
                     setattr(self, f"{name}_optimizer", x)  # where Keras finds it when it saves the agent
@@ -213,8 +214,8 @@ class GradientAgent(Agent):
     @property
     def optimizers(self) -> dict[str, keras.optimizers.Optimizer]:
         """The optimizer of each of `learners`; there are some once the agent is compiled."""
-        first, *more = self.learners()
-        return {first: self.optimizer} | {name: getattr(self, f"{name}_optimizer", None) for name in more}
+        kept = ["optimizer", *[f"{name}_optimizer" for name in list(self.learners())[1:]]]
+        return {name: getattr(self, attribute, None) for name, attribute in zip(self.learners(), kept, strict=False)}
 
     def _metrics_of(self, learner: str) -> list[keras.metrics.Metric]:
         return [m for m, name in zip(self._compiled_metrics, self._metrics_taught, strict=True) if name == learner]
@@ -225,8 +226,10 @@ class GradientAgent(Agent):
             return super()._compiled_with()
         return list(self.optimizers.values()), [self._metrics_of(name) for name in names]
 
-    def _get_optimizers(self, given: Any) -> list[keras.optimizers.Optimizer]:
+    def _get_optimizers(self, given: Any) -> list[Any]:
         names = list(self.learners())
+        if not names:
+            return [None]
         if not isinstance(given, (list, tuple)):
             first = get_optimizer(self.default_optimizer() if given is None else given)
             return [first, *[clone_optimizer(first) for _ in names[1:]]]

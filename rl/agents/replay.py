@@ -193,10 +193,10 @@ class ReplayAgent(GradientAgent):
             return None
         nb_steps = int(np.count_nonzero(transition.valid))
         following = transition.next_observation
-        # Where an episode ended the look-ahead is not used: these states are seen again, or never acted on.
-        goes_on = not (transition.terminated | transition.truncated).any()
 
         def ahead() -> Any:
+            # Where an episode ended the look-ahead is not used: these states are seen again, or never acted on.
+            goes_on = self.processor is None or not (transition.terminated | transition.truncated).any()
             return self._processed(self._states(following), counts=goes_on)
 
         metrics = self._learn(state.step - nb_steps, len(transition.valid), ahead)

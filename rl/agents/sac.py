@@ -11,19 +11,17 @@ from keras import ops
 
 from rl.agents.base import ReplayAgent
 from rl.agents.continuous import ContinuousActions
-from rl.agents.critics import Critics
+from rl.agents.critics import TwinCritics, pair_of, twin_of
 from rl.agents.gradient import when
-from rl.agents.td3 import twin_of
 from rl.distributions import SquashedGaussian
 from rl.memory import Batch
 from rl.networks import action_input_index, check_output
 from rl.ops import polyak, weights_of
-from rl.saving import suffixed
 from rl.util import clone_model, require
 
 
 @keras.saving.register_keras_serializable(package="rl")
-class SACAgent(ContinuousActions, Critics, ReplayAgent):
+class SACAgent(ContinuousActions, TwinCritics, ReplayAgent):
     """Soft actor-critic on any number of lanes.
 
     With the policy pi, a `SquashedGaussian` over actions in [-1, 1], the critics Q1 and Q2, their targets Q1' and Q2',
@@ -93,8 +91,7 @@ class SACAgent(ContinuousActions, Critics, ReplayAgent):
         positive = initial_temperature > 0 or (initial_temperature == 0 and not learnt)
         expected = "positive" if learnt else "at least 0"
         require("initial_temperature", initial_temperature, positive and math.isfinite(initial_temperature), expected)
-        pair = list(critic) if isinstance(critic, (list, tuple)) else [critic]
-        require("critic", critic, len(pair) in (1, 2), "one critic, or a list of two")
+        pair = pair_of(critic)
         check_output(actor, 2 * nb_actions, f"{owner} (actor: means and log standard deviations)")
         action_input = action_input_index(pair[0], critic_action_input, nb_actions, owner)
         if len(pair) == 2:
@@ -125,11 +122,6 @@ class SACAgent(ContinuousActions, Critics, ReplayAgent):
     def temperature(self) -> float:
         """Alpha, as it is now."""
         return float(ops.convert_to_numpy(self._alpha()))
-
-    @property
-    def critics(self) -> list[tuple[keras.Model, keras.Model]]:
-        """The two critics, each with its target."""
-        return [(self.critic, self.target_critic), (self.critic_2, self.target_critic_2)]
 
     def learners(self) -> dict[str, list[Any]]:
         """See `GradientAgent.learners`."""
@@ -206,16 +198,6 @@ class SACAgent(ContinuousActions, Critics, ReplayAgent):
             temperature_loss = self.descend("temperature", lambda: self.temperature_loss_fn(batch, log_prob))["loss"]
         failed = ops.where(ops.isnan(loss), float("inf"), loss)
         return {"actor_loss": failed, "entropy": -ops.mean(log_prob), "temperature_loss": temperature_loss}
-
-    # ---- weights and files --------------------------------------------------------------------------------------
-
-    def weights_files(self, path: str) -> dict[str, Any]:
-        """`<name>_actor<ending>`, `<name>_critic<ending>` and `<name>_critic_2<ending>`."""
-        return {suffixed(path, f"_{name}"): getattr(self, name) for name in ("actor", "critic", "critic_2")}
-
-    def get_config(self) -> dict[str, Any]:
-        """See `SavedAgent.get_config`."""
-        return super().get_config() | {"critic": keras.saving.serialize_keras_object([self.critic, self.critic_2])}
 
 
 class _LogTemperature(keras.layers.Layer):

@@ -8,14 +8,14 @@ import keras
 import numpy as np
 from keras import ops
 
+from rl.agents.critics import TwinCritics, pair_of, twin_of
 from rl.agents.ddpg import DDPGAgent
 from rl.networks import action_input_index
-from rl.saving import suffixed
 from rl.util import clone_model, require
 
 
 @keras.saving.register_keras_serializable(package="rl")
-class TD3Agent(DDPGAgent):
+class TD3Agent(TwinCritics, DDPGAgent):
     """Twin delayed deep deterministic policy gradients on any number of lanes.
 
     `DDPGAgent` with three changes (Fujimoto et al. 2018, arXiv:1802.09477, algorithm 1): the least of two
@@ -68,25 +68,17 @@ class TD3Agent(DDPGAgent):
         require("policy_delay", policy_delay, int(policy_delay) == policy_delay >= 1, "a whole number of at least 1")
         require("target_noise", target_noise, target_noise >= 0, "at least 0")
         require("target_noise_clip", target_noise_clip, target_noise_clip >= 0, "at least 0")
-        pair = list(critic) if isinstance(critic, (list, tuple)) else [critic]
-        require("critic", critic, len(pair) in (1, 2), "one critic, or a list of two")
+        pair, owner = pair_of(critic), type(self).__name__
         kwargs = {"batch_size": 256, "target_model_update": 0.005, "scale_actions": True} | kwargs
         kwargs.setdefault("nb_steps_random", kwargs.get("nb_steps_warmup_critic", 1000))
         super().__init__(nb_actions, actor, pair[0], critic_action_input, memory, **kwargs)
         self.policy_delay = int(policy_delay)
         self.target_noise, self.target_noise_clip = float(target_noise), float(target_noise_clip)
-        self.critic_2 = (
-            pair[1] if len(pair) == 2 else twin_of(self.critic, self.custom_model_objects, type(self).__name__)
-        )
-        action_input_index(self.critic_2, self.critic_action_input, self.nb_actions, type(self).__name__)
+        self.critic_2 = pair[1] if len(pair) == 2 else twin_of(pair[0], self.custom_model_objects, owner)
+        action_input_index(self.critic_2, self.critic_action_input, self.nb_actions, owner)
         self.target_critic_2 = clone_model(self.critic_2, self.custom_model_objects)
         self.target_critic_2.trainable = False
         self._noise_seeds = keras.random.SeedGenerator(int(np.random.randint(2**31)))
-
-    @property
-    def critics(self) -> list[tuple[keras.Model, keras.Model]]:
-        """The two critics, each with its target."""
-        return [(self.critic, self.target_critic), (self.critic_2, self.target_critic_2)]
 
     def target_action(self, states: Any) -> Any:
         """What the target policy does in the next states, with noise, `(B, A)`."""
@@ -104,31 +96,3 @@ class TD3Agent(DDPGAgent):
         if not all(np.array_equal(x, y) for x, y in zip(before, after, strict=True)):
             self._functions = None
             self._make_functions()
-
-    def weights_files(self, path: str) -> dict[str, Any]:
-        """`<name>_actor<ending>`, `<name>_critic<ending>` and `<name>_critic_2<ending>`."""
-        return super().weights_files(path) | {suffixed(path, "_critic_2"): self.critic_2}
-
-    def get_config(self) -> dict[str, Any]:
-        """See `SavedAgent.get_config`."""
-        return super().get_config() | {"critic": keras.saving.serialize_keras_object([self.critic, self.critic_2])}
-
-
-def twin_of(critic: keras.Model, custom_objects: dict[str, Any], owner: str) -> keras.Model:
-    """A copy of a critic with fresh weights.
-
-    Args:
-        critic: The critic.
-        custom_objects: See `rl.util.clone_model`.
-        owner: The agent's class name, for the message.
-
-    Raises:
-        ValueError: The copy would start where the critic did.
-    """
-    twin = clone_model(critic, custom_objects, fresh=True)
-    if all(np.array_equal(*w) for w in zip(twin.get_weights(), critic.get_weights(), strict=True)):
-        raise ValueError(
-            f"{owner}: the critic's twin would start with the very same weights, since its initializers have seeds or "
-            "are constant. Fix: critic=[critic, another_critic]"
-        )
-    return twin
