@@ -11,13 +11,12 @@ from keras import ops
 
 from rl import backend
 from rl.agents.gradient import GradientAgent, states_of
+from rl.agents.population import OLD, Population
 from rl.agents.q_values import check_discrete
 from rl.common.misc_util import tree_map
 from rl.memory import EpisodeParameterMemory
 from rl.networks import check_fit, check_output, feed
-from rl.util import RandomStream, require
-
-_OLD = -1  # the number of a member whose generation is over
+from rl.util import require
 
 
 @keras.saving.register_keras_serializable(package="rl")
@@ -95,7 +94,7 @@ class CEMAgent(GradientAgent):
         self.train_interval, self.elite_frac, self.memory_interval = int(train_interval), float(elite_frac), 1
         self.noise_decay_const, self.noise_ampl = float(noise_decay_const), float(noise_ampl)
         self.nb_best = nb_best
-        self.population = _Population()
+        self.population = Population()
         own = self.get_weights_flat([ops.convert_to_numpy(v) for v in model.trainable_variables])
         self.theta_init = theta_init
         theta = np.stack([own, np.ones_like(own)]) if theta_init is None else np.array(theta_init, np.float32)
@@ -140,11 +139,7 @@ class CEMAgent(GradientAgent):
 
     def choose_weights(self, lanes: Sequence[int] | None = None) -> None:
         """Draws new members for some lanes, by default for all."""
-        p = self.population
-        for lane in range(len(p.members)) if lanes is None else lanes:
-            p.members[lane] = p.theta[0] + p.theta[1] * p.rng.standard_normal(p.theta.shape[1], np.float32)
-            p.returns[lane], p.numbers[lane] = 0.0, p.nb_drawn
-            p.nb_drawn += 1
+        self.population.draw(range(len(self.population.members)) if lanes is None else lanes)
 
     # ---- acting -------------------------------------------------------------------------------------------------
 
@@ -223,33 +218,22 @@ class CEMAgent(GradientAgent):
         ended = np.flatnonzero(transition.terminated | transition.truncated).tolist()
         for lane in ended:
             if transition.valid[lane]:  # not where the env was lost
-                self._file(float(p.returns[lane]), p.members[lane].copy(), p.numbers[lane] >= 0)
-            p.numbers[lane] = _OLD
+                self.memory.intermediate_rewards = [float(p.returns[lane])]
+                self.memory.finalize_episode(p.score(lane))
+            p.numbers[lane] = OLD
         if not ended:
             return None
-        waited_for = (p.numbers >= 0) & (p.numbers < self.train_interval)
-        complete = p.nb_drawn >= self.train_interval and not waited_for.any() and len(p.scored) >= self.nb_best
+        complete = p.is_complete(self.train_interval, self.nb_best)
         metrics = self._end_generation() if complete and self.step > self.nb_steps_warmup else None
         self.choose_weights(ended)
         return metrics
 
-    def _file(self, score: float, member: np.ndarray, counts: bool) -> None:
-        p = self.population
-        self.memory.intermediate_rewards = [score]
-        self.memory.finalize_episode(member)
-        if counts:
-            p.scored.append((score, member))
-        if score > p.best_seen[0]:
-            p.best_seen = (score, member)
-
     def _end_generation(self) -> np.ndarray:
-        p = self.population
-        best = sorted(p.scored, key=lambda x: x[0], reverse=True)[: self.nb_best]
+        best = self.population.end_generation(self.nb_best)
         elite = np.stack([member for _, member in best])
         noise = self.noise_ampl * np.exp(-self.noise_decay_const * self.step)
         self.update_theta(np.stack([elite.mean(axis=0), elite.std(axis=0) + noise]))
         self.run_state.nb_updates += 1
-        p.scored, p.nb_drawn, p.numbers[:] = [], 0, _OLD  # members that still play are of no generation now
         return self._with_logged(np.array([np.mean([score for score, _ in best])]))
 
     # ---- files --------------------------------------------------------------------------------------------------
@@ -269,19 +253,3 @@ class CEMAgent(GradientAgent):
         super().load_weights(filepath)
         own = self.get_weights_flat([ops.convert_to_numpy(v) for v in self.model.trainable_variables])
         self.population.theta[0] = own
-
-
-class _Population(RandomStream):
-    """The search distribution, the members that play, and the generation's episodes so far."""
-
-    def __init__(self) -> None:
-        self.theta = np.zeros((2, 0), np.float32)
-        self.best_seen: tuple[float, Any] = (-np.inf, None)
-        self.open(0)
-
-    def open(self, nb_lanes: int) -> None:
-        self.members = np.zeros((nb_lanes, self.theta.shape[1]), np.float32)
-        self.returns = np.zeros(nb_lanes)
-        self.numbers = np.full(nb_lanes, _OLD)  # of each lane's member, as drawn for its generation
-        self.nb_drawn = 0
-        self.scored: list[tuple[float, Any]] = []

@@ -56,8 +56,14 @@ class OneStep(gym.Env):
 
 def scored_by(agent, score):
     """Lets a function of a member's weights decide its return."""
-    file = agent._file
-    object.__setattr__(agent, "_file", lambda total, member, counts: file(score(member), member, counts))
+    population = agent.population
+    file = population.score
+
+    def scored(lane):
+        population.returns[lane] = score(population.members[lane])
+        return file(lane)
+
+    population.score = scored
     return agent
 
 
